@@ -161,12 +161,12 @@ BAD = [b"", b"not a library", WRONG.replace("{}", "{ __builtin_trap(); }")]
 def test_next_candidate_is_taken(cache: Path, tmp_path: Path, monkeypatch, build, content):
     bad = tmp_path / "libblas.so"
     bad.write_bytes(content) if isinstance(content, bytes) else build(bad, content)
-    candidates, good = [blas._Candidate(bad, "bad")], list(blas._candidates(COMPILER))
+    candidates, good = [(bad, "bad")], list(blas._candidates(COMPILER))
     monkeypatch.setattr(blas, "_candidates", lambda _: iter(candidates))
     assert blas.choose(COMPILER) == blas.NUMPY
     assert list(cache.iterdir()) == []
     candidates += good
-    assert chosen().library == str(good[0].library)
+    assert chosen().library == str(good[0][0])
 
 
 def test_find_compiler(tmp_path: Path):

@@ -7,15 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from synk_theano_compat._cuda.find import (
-    PATH_VARIABLE,
-    FoundFile,
-    SearchFolder,
-    choose,
-    folders_of_cache,
-    scan,
-    search_path,
-)
+from synk_theano_compat._cuda import find
+from synk_theano_compat._cuda.find import FoundFile, SearchFolder, choose, scan
 
 
 def make(*paths: Path) -> None:
@@ -27,6 +20,9 @@ def make(*paths: Path) -> None:
 def found(folder: Path, **options) -> dict[str, list[str]]:
     files = scan([SearchFolder(str(folder), "test", **options)])
     return {name: [one.path for one in all_] for name, all_ in files.libraries.items() if all_}
+
+
+OTHERS = ["libcublasLt.so.12", "libcudnn_ops.so.9", "libcuda.a", "libnvrtc.so/file"]
 
 
 def test_versions_are_read_from_the_file_that_links_lead_to(tmp_path: Path):
@@ -41,12 +37,8 @@ def test_versions_are_read_from_the_file_that_links_lead_to(tmp_path: Path):
     ("files", "links", "depth", "expected"),
     [
         (["libcudnn.so.8", "libcudnn.so.9", "libcudnn.so.10"], {}, 0, {"cudnn": "libcudnn.so.10"}),
-        (
-            ["libcublasLt.so.12", "libcudnn_ops.so.9", "libcuda.a", "libnvrtc.so/file"],
-            {"libnccl.so.2": "nowhere"},
-            0,
-            {},
-        ),
+        (OTHERS, {"libnccl.so.2": "nowhere"}, 0, {}),
+        # What stands in for the driver.
         (["stubs/libcuda.so", "compat/libcuda.so"], {}, 3, {}),
         (["a/b/lib/libnvrtc.so.13", ".hidden/libnccl.so.2"], {}, 2, {}),
         (["a/b/lib/libnvrtc.so.13"], {}, 3, {"nvrtc": "a/b/lib/libnvrtc.so.13"}),
@@ -67,15 +59,13 @@ def test_headers_below_a_folder_and_beside_a_library(tmp_path: Path):
     make(tmp_path / "cudnn/lib/libcudnn.so.9", tmp_path / "cudnn/include/cudnn.h")
     make(tmp_path / "cudnn/include/crt/host_config.h")
     files = scan([SearchFolder(str(tmp_path), "test", 2)])
-    names = {name for name, all_ in files.headers.items() if all_}
-    assert names == {"cudnn.h", "crt/host_config.h"}
+    assert {n for n, all_ in files.headers.items() if all_} == {"cudnn.h", "crt/host_config.h"}
     (tmp_path / "links").mkdir()
     (tmp_path / "links/libcudnn.so").symlink_to(tmp_path / "cudnn/lib/libcudnn.so.9")
     for folder in ("cudnn/lib", "links"):
         files = scan([SearchFolder(str(tmp_path / folder), "test")])
-        assert [one.path for one in files.headers["cudnn.h"]] == [
-            str(tmp_path / "cudnn/include/cudnn.h")
-        ]
+        (header,) = files.headers["cudnn.h"]
+        assert header.path == str(tmp_path / "cudnn/include/cudnn.h")
 
 
 def test_order_of_places(tmp_path: Path):
@@ -85,9 +75,9 @@ def test_order_of_places(tmp_path: Path):
         "LD_LIBRARY_PATH": "/ld:relative:",
         "CUDA_HOME": "/home",
         "CUDA_PATH": "/path",
-        PATH_VARIABLE: f"/mine{os.pathsep}/mine2",
+        find.PATH_VARIABLE: f"/mine{os.pathsep}/mine2",
     }
-    listed = search_path(environ, ["/nothing", str(tmp_path / "site")], ["/cache"])
+    listed = find.search_path(environ, ["/nothing", str(tmp_path / "site")], ["/cache"])
     folders = [place.folder for place in listed]
     order = ["/mine", "/mine2", "/home/lib64", "/path/lib64", "/ld", str(wheel)]
     order += ["/usr/local/cuda/lib64", "/cache", "/usr/local/nvidia/lib64", "/usr/include"]
@@ -103,12 +93,11 @@ def test_lines_of_the_linkers_cache():
         "\tlibcudnn_ops.so.9 (libc6,x86-64) => /opt/other/libcudnn_ops.so.9\n"
         "\tlibnccl.so.2 (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libnccl.so.2\n"
     )
-    assert folders_of_cache(text) == ["/usr/lib/x86_64-linux-gnu"]
+    assert find.folders_of_cache(text) == ["/usr/lib/x86_64-linux-gnu"]
 
 
 def test_nothing_newer_than_the_driver_is_chosen():
-    files = (("new", (13, 2)), ("old", (12, 9)), ("?", ()))
-    new, old, unknown = (FoundFile(name, version, "") for name, version in files)
+    new, old, unknown = (FoundFile("", version, "") for version in ((13, 2), (12, 9), ()))
     assert choose([new, old]) == new
     assert choose([new, old], (13,)) == choose([new, old], (13, 2)) == new
     assert choose([new, old], (13, 0)) == choose([new, old], (12,)) == old

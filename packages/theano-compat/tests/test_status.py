@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sysconfig
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,14 @@ def test_a_home_that_cannot_be_written_is_no_obstacle(run, tmp_path):
     assert folder.stat().st_mode & 0o777 == 0o700
     chosen = run(COMPILES_IN, env=env, flags=f"cxx=,base_compiledir={tmp_path / 'mine'}")
     assert chosen.stdout == f"{tmp_path / 'mine'}\n"
+
+
+def test_nor_is_one_that_cannot_be_entered(run, tmp_path):
+    code = "import os\nfrom synk_theano_compat._patches import flags\n"
+    code += "os.getuid() or os.setuid(65534)\n"
+    code += "print(os.path.dirname(flags._compiledir_without_home()))\n"
+    (tmp_path / "closed").mkdir(0o000)
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)
+        env = {"HOME": str(tmp_path / "closed/home"), "TMPDIR": folder}
+        assert run(code, env=env).stdout == f"{folder}\n"

@@ -1,6 +1,6 @@
 """PyTensor for synk-core: data-parallel PyTensor functions with exact results.
 
-All public names are synk-core's. That PyTensor is installed makes them its; see `_engine`.
+All public names are synk-core's, which finds its engine by the installed package; see `_engine`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the engine's names (`synk_core.engine`) mean with PyTensor 3.3.
+"""The engine's names (`synk_core.engine`) with PyTensor 3.3.
 
-"As with Theano": see `synk_theano._engine`.
+`synk_theano._engine` documents them: only differences have a text here.
 """
 
 from __future__ import annotations
@@ -56,18 +56,16 @@ ADAPTER = __name__
 NAME, TITLE, FLAGS = "pytensor", "PyTensor", "PYTENSOR_FLAGS"
 
 DEVICES = None
-"""There is no back end for GPUs."""
 
 FLATTENS = False
 
 # As in functions that users build with PyTensor alone.
 warnings.filterwarnings("ignore", "Numba will use object mode to run AllReduce")
 
-# ---- what it is set to -----------------------------------------------------------------------
+# ---- options --------------------------------------------------------------------------------
 
 
 def options() -> Dict[str, Any]:
-    """As with Theano."""
     names = [
         name
         for name, option in library.config._config_var_dict.items()
@@ -76,8 +74,8 @@ def options() -> Dict[str, Any]:
         and (name == "cxx" or not callable(option.default))
         and (not option.is_default or str(option.val) != str(option.default))
     ]
-    # The first read makes PyTensor search for a BLAS with g++, and warn if it finds none. Numba's
-    # code does not need one, so it is not read unless it is known, for example set by the user.
+    # The first read makes PyTensor search for a BLAS with g++, and warn without one. Numba's code
+    # needs none: so the option is not read unless its value is known.
     if not _is_numba_default() or hasattr(type(library.config).blas__ldflags, "val"):
         names.append("blas__ldflags")
     return {name: getattr(library.config, name) for name in names}
@@ -98,8 +96,7 @@ def slow_without_compiler() -> bool:
 
 
 def worker_cache() -> None:
-    """Import what loads functions of Numba's, which takes longer than to load one: a worker has
-    time for that while the program builds its graphs."""
+    """Import the loader of Numba's functions while the program builds its graphs: that is slow."""
     if _is_numba_default():
         importlib.import_module("pytensor.link.numba.dispatch")
         cpu_target.typing_context.refresh()
@@ -113,18 +110,16 @@ def refresh_cache() -> None:
 
 
 def inner_outputs(op: Any) -> Sequence[Any]:
-    """As with Theano."""
     graphs = op.inner_graphs.values() if isinstance(op, HasMultipleInnerGraph) else ()
     return [variable for graph in graphs for variable in graph.outputs]
 
 
 def inner_graph(op: Any) -> Tuple[Sequence[Any], Sequence[Any]]:
-    """As with Theano."""
     return op.fgraph.inputs, op.fgraph.outputs
 
 
 def with_pattern(variable: Any, like: Any) -> Any:
-    """As with Theano. PyTensor forgets no length of 1 that it knows, but for those of an index."""
+    """Only an index makes PyTensor forget a known length of 1."""
     pairs = list(enumerate(zip(variable.broadcastable, like.broadcastable)))
     for axis, (mine, wanted) in pairs:
         if mine and not wanted:
@@ -134,13 +129,11 @@ def with_pattern(variable: Any, like: Any) -> Any:
 
 
 def shared_like(variable: Any, value: Any, name: str) -> Any:
-    """As with Theano."""
     shape = tuple(1 if is_one else None for is_one in variable.broadcastable)
     return library.shared(value, name=name, shape=shape)
 
 
 def is_random(variable: Any) -> bool:
-    """As with Theano: it has a type of its own."""
     return isinstance(variable.type, RandomStateType)
 
 
@@ -148,16 +141,13 @@ def is_random(variable: Any) -> bool:
 
 
 def build(inputs: Any, outputs: Any, *, no_default_updates: Any = False, **arguments: Any) -> Any:
-    """As with Theano. The argument is deprecated, though not what it does.
-
-    A function that is compiled as a whole is not linked yet: see `machine_of`.
-    """
+    """PyTensor deprecates the argument alone. A function that is compiled as a whole is not linked
+    yet: see `machine_of`."""
     with _constructing(no_default_updates=no_default_updates), _unlinked_as_a_whole():
         return library.function(inputs, outputs, **arguments)
 
 
 def without_test_values() -> Any:
-    """There are no test values."""
     return nullcontext()
 
 
@@ -166,13 +156,12 @@ linked_by_kind = without_test_values
 
 
 def out_of_place() -> Any:
-    """As with Theano."""
     return _constructing(in_place=False)
 
 
 def _unlinked_as_a_whole() -> Any:
-    """For the duration of the block, link no function that is compiled as a whole. Numba never lets
-    go of what it has seen: of the user's shared variables, for one; and see `_JitMachine`."""
+    """For the duration of the block, link no function that is compiled as a whole: Numba never
+    releases its arguments, such as the user's shared variables; and see `_JitMachine`."""
     plain = FunctionMaker.create
 
     def create(self: Any, *arguments: Any, **settings: Any) -> Any:
@@ -193,7 +182,7 @@ def _unlinked() -> NoReturn:
 
 
 def _constructing(in_place: bool = True, **changed: Any) -> Any:
-    """For the duration of the block, change what clones the graph of a new function."""
+    """For the duration of the block, clone the graphs of new functions with changed arguments."""
     plain = _maker.construct_function_ins_and_outs
 
     def construct(*arguments: Any, **settings: Any) -> Any:
@@ -210,11 +199,10 @@ def _constructing(in_place: bool = True, **changed: Any) -> Any:
 
 
 class _JitMachine:
-    """What runs a function that is compiled as a whole, in place of PyTensor's own machine.
+    """A machine for a function that is compiled as a whole, in place of PyTensor's.
 
-    Numba compiles a function anew for each memory layout of its arguments: here they have one. JAX
-    returns arrays of its own: here they are NumPy's. And this makes the updates, so that a call
-    needs no wrapper.
+    Arguments have one memory layout, because Numba compiles anew for each; results are NumPy's,
+    also those of JAX. It makes the updates, too, so that a call needs no wrapper.
     """
 
     need_update_inputs = False
@@ -240,9 +228,9 @@ class _JitMachine:
         return results
 
     def bare(self, count: int) -> Callable[..., Any]:
-        """Return a callable that takes the first inputs and returns the first `count` outputs.
+        """Return a callable of the first inputs that returns the first `count` outputs.
 
-        It leaves both out of the function's containers.
+        It puts neither into the function's containers.
         """
         jit_fn, inputs, updates = self.jit_fn, self._inputs, self._updates
         is_numba = self._is_numba
@@ -260,7 +248,7 @@ class _JitMachine:
                     _raise_with_op(self._graph, node, self)
                 raise
             if not is_numba:
-                # A copy, because what others keep may be read-only.
+                # A copy, because a result that others keep may be read-only.
                 results = [r if type(r) is np.ndarray else np.array(r) for r in results or ()]
             for place, number in updates:
                 place[0] = results[number]
@@ -269,42 +257,29 @@ class _JitMachine:
         return call
 
     def compile(self) -> None:
-        """Compile for arguments of the one layout, or load what another process has compiled.
-
-        Only Numba can do so before it knows the arguments' shapes.
-        """
+        """Compile, as only Numba can before it knows shapes, or load another process's code."""
         if not self._is_numba:
             return
         values = tuple(
             np.empty((0,) * variable.ndim, variable.dtype)
-            if place[0] is None
-            else _in_one_layout(place[0])
+            if isinstance(variable.type, TensorType)
+            else place[0]
             for variable, place in zip(self._graph.inputs, self._inputs)
         )
         takes_all = inspect.getfullargspec(self.jit_fn.py_func).varargs is not None
         self.jit_fn.compile(tuple(map(numba.typeof, (values,) if takes_all else values)))
 
 
-def _in_one_layout(value: Any) -> Any:
-    """Return an array in C order, aligned and writable; any other value unchanged."""
-    if type(value) is not np.ndarray or value.flags.carray:
-        return value
-    return np.array(value, order="C")
-
-
 def compile_ahead(function: Any) -> None:
-    """As with Theano."""
     if isinstance(function.vm, _JitMachine):
         function.vm.compile()
 
 
 def machine_of(function: Any) -> Any:
-    """As with Theano."""
     return None if function.vm is _unlinked else function.vm
 
 
 def foreign_linker(function: Any) -> str:
-    """As with Theano."""
     linker = function.maker.linker
     is_foreign = isinstance(linker, JITLinker) and not isinstance(linker, NumbaLinker)
     return type(linker).__name__ if is_foreign else ""
@@ -314,11 +289,11 @@ raise_with_op = partial(_raise_with_op, None)  # of no graph
 
 
 def extras_of(_function: Any) -> None:
-    """As with Theano: nothing."""
+    """`link` needs nothing else."""
 
 
 def link(flat: Any, graph: Any, inputs: Sequence[Any]) -> Any:
-    """As with Theano. Prepared graphs have to be declared, and need an `Out` for each update."""
+    """PyTensor has to know that a graph is prepared, and needs an `Out` for each update."""
     n_outputs = len(flat.borrowed_outputs)
     borrows = [*flat.borrowed_outputs, *[False] * (len(graph.outputs) - n_outputs)]
     maker = FunctionMaker(
@@ -348,8 +323,8 @@ _ALIKE_BY_TYPE = (DimShuffle, Dot, Elemwise)
 def _translated_by_kind() -> Any:
     """For the duration of the block, translate operations for Numba once for each kind.
 
-    A millisecond for each node, also where all that is compiled is loaded from the cache, is most
-    of the time in which a rank gets a large function; and there are few kinds.
+    Each takes a millisecond, also if all code is loaded from the cache: most of the time in which a
+    rank gets a large function; and there are few kinds.
     """
     from pytensor.link.numba.dispatch import basic
 
@@ -373,13 +348,13 @@ _to_register: List[Tuple[type, Callable[..., Any]]] = []
 
 
 def run_in_python(op_type: Any, run: Any) -> None:
-    """See `_theano`. Numba would run the operation's `perform` otherwise, which belongs to a node,
-    so that no code which calls it could be loaded in another process."""
+    """Numba would run the operation's `perform`, which belongs to a node, so that no other process
+    could load the code that calls it."""
     _to_register.append((op_type, run))
 
 
 def _register(basic: Any, op_type: type, run: Callable[..., Any]) -> None:
-    """Tell Numba of an operation of `run_in_python`; `basic` takes long to import."""
+    """Give Numba an operation of `run_in_python`; `basic` takes long to import."""
 
     def translated(op: Any, node: Any = None, **_settings: Any) -> Tuple[Any, str]:
         variable = node.inputs[0]
@@ -400,7 +375,6 @@ def _register(basic: Any, op_type: type, run: Callable[..., Any]) -> None:
 
 
 def state_of(value: Any) -> Any:
-    """As with Theano."""
     if isinstance(value, ScalarInnerGraphOp):
         return value  # compared by its graph
     if isinstance(value, HasMultipleInnerGraph):
@@ -412,7 +386,7 @@ def state_of(value: Any) -> Any:
 
 
 def reduced(obj: Any) -> Any:
-    """As with Theano. What is compiled of an inner graph stays here: it is linked again there."""
+    """The compiled form of an inner graph stays here: the receiver links it again."""
     if not isinstance(obj, HasInnerFunction):
         return None
     make, arguments, state, *more = obj.__reduce_ex__(2)

@@ -1,13 +1,8 @@
 """The finder on ``sys.meta_path``, which patches Theano, Lasagne and pygpu when they are imported.
 
-::
-
-    import theano.x ──> Finder ──> the real finders ──> spec, its loader wrapped
-                                                          │
-                         apply.before(name) ── exec ── apply.after(name)
-
-This module is loaded whenever a Python of the environment starts, so it imports only ``sys``. The
-import of any other module costs one look-up in a set.
+It wraps the real loader of a watched module, so that ``apply.before(name)`` and ``.after(name)``
+surround the execution. This module is loaded whenever a Python of the environment starts, so it
+imports only ``sys``. The import of any other module costs one look-up in a set.
 """
 
 from __future__ import annotations
@@ -23,8 +18,8 @@ if TYPE_CHECKING:
 
 DOWNSAMPLE = "theano.tensor.signal.downsample"
 
-# The modules that have patches before or after their execution (_patches/apply.py has the table).
-# Each patch belongs to the module that it changes, so that this is complete when it is changed.
+# The modules with patches before or after their execution: _patches/apply.py has the table. A patch
+# belongs to the module that it changes, which is complete then.
 WATCHED = frozenset(
     (
         "theano",
@@ -60,10 +55,7 @@ WATCHED = frozenset(
 
 
 class Finder:
-    """Wraps the loaders of the watched modules and provides the removed ``downsample``."""
-
-    def __repr__(self) -> str:
-        return "<synk_theano_compat finder>"
+    """Wraps the loaders of the watched modules, and provides the removed ``downsample``."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -73,11 +65,9 @@ class Finder:
             return None
         spec = self._real_spec(name, path, target)
         if name == DOWNSAMPLE:
-            if spec is None:
-                from synk_theano_compat._patches import apply
+            from synk_theano_compat._patches import apply
 
-                return apply.removed_module(name)
-            return spec
+            return spec or apply.removed_module(name)
         if spec is not None and spec.loader is not None:
             spec.loader = Loader(spec.loader)  # type: ignore[assignment]
         return spec
@@ -86,9 +76,7 @@ class Finder:
         self, name: str, path: Sequence[str] | None, target: ModuleType | None
     ) -> ModuleSpec | None:
         for finder in list(sys.meta_path):
-            if finder is self or isinstance(finder, Finder):
-                continue
-            find = getattr(finder, "find_spec", None)
+            find = None if isinstance(finder, Finder) else getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = None if find is None else find(name, path, target)
             if spec is not None:
                 return spec
@@ -104,11 +92,6 @@ class Loader:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Create the module as the real loader does."""
-        module: ModuleType | None = self._real.create_module(spec)
-        return module
-
     def exec_module(self, module: ModuleType) -> None:
         """Execute and patch the module, and remove this wrapper from it."""
         from synk_theano_compat._patches import apply
@@ -121,7 +104,7 @@ class Loader:
         try:
             self._real.exec_module(module)
         except BaseException:
-            apply.failed(name)
+            apply.undo(name)
             raise
         apply.after(name)
 

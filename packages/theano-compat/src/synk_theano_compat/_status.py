@@ -79,7 +79,7 @@ def status(*, activate: bool = False) -> dict[str, Any]:
     Args:
         activate: Install the hook first. ``active`` is whether it was installed before.
     """
-    error, active = "", _hook.installed()
+    error, active, config = "", _hook.installed(), None
     if activate and os.environ.get("SYNK_THEANO_COMPAT") != "0":
         _hook.install()
     if find_spec("theano") is not None:
@@ -89,11 +89,8 @@ def status(*, activate: bool = False) -> dict[str, Any]:
                 import theano
             config = theano.config
             _ = config.compiledir  # Theano makes the folder when the flag is first read
-        except Exception as problem:  # noqa: BLE001 - the report is about exactly this
-            error = f"{type(problem).__name__}: {problem}"
-            config = None
-    else:
-        config = None
+        except Exception as problem:  # noqa: BLE001 - the subject of the report
+            error, config = f"{type(problem).__name__}: {problem}", None
     names = ("synk-theano", "Theano", "Lasagne", "numpy", "scipy")
     return {
         "active": active,

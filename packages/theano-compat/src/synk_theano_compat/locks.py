@@ -33,13 +33,10 @@ NEXT_MESSAGE_S = 60.0
 
 
 def fast_lock() -> str:
-    """Poll the compile lock every 20 to 40 ms instead of every 5 to 10 s.
+    """Poll the compile lock every 20 to 40 ms instead of 5 to 10 s; return that in words.
 
-    Also give each process its own sequence of waits: Theano seeds all of them alike, so that
-    waiting processes keep colliding. A user's own ``compile.wait`` stays.
-
-    Returns:
-        A description of the change.
+    Also give each process its own sequence of waits: Theano seeds all alike, so that waiting
+    processes keep colliding. A user's own ``compile.wait`` stays.
     """
     import numpy as np
     from theano import config
@@ -73,14 +70,11 @@ def fast_lock() -> str:
 
 
 def released_lock() -> str:
-    """Release the compile lock when something fails while it is held.
+    """Release the compile lock when something fails while it is held; return that in words.
 
     Otherwise Theano keeps it until the process ends (`lock_ctx` has no ``finally``), and all others
     wait for four minutes, again and again. Also remove a lock whose file could not be written, as
     on a full disk: it would block the process that created it.
-
-    Returns:
-        A description of the change.
     """
     from theano.gof import compilelock
 
@@ -110,9 +104,9 @@ def released_lock() -> str:
 
 
 class _LockMessages(logging.Filter):
-    """Limits Theano's messages about waiting for the lock to one pair per minute.
+    """Limits Theano's messages about a wait for the lock to one pair per minute.
 
-    Theano logs from its second look on, which was after 5 s and is now after 20 ms.
+    Theano logs from its second look on: now after 20 ms.
     """
 
     def __init__(self) -> None:
@@ -120,11 +114,9 @@ class _LockMessages(logging.Filter):
         self._next = 0.0
 
     def begin(self) -> None:
-        """Start a wait."""
         self._next = time.monotonic() + FIRST_MESSAGE_S
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Pass all other messages; of those about waiting, one pair of lines per minute."""
         message = str(record.msg)
         if not message.startswith(("Waiting for existing lock", "To manually release")):
             return True

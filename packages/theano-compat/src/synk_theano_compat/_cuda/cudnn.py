@@ -1,11 +1,7 @@
 """Find a cuDNN library and header of one version, and folders by which Theano can name them.
 
-Theano compiles against ``cudnn.h`` and ``-lcudnn``, each of which its flags name by a folder::
-
-    dnn.include_path                ours: include/cudnn.h, which includes the installed one
-    cuda.include_path               the installed headers; if they are in several folders, one
-                                    with links to all of them, in the user's cache
-    dnn.library_path, dnn.bin_path  a folder there with libcudnn.so -> .../libcudnn.so.9
+Theano's flags name a folder for each of ``cudnn.h`` (ours, which includes the installed one), the
+installed headers, and ``libcudnn.so``: the last two may be folders of links in the user's cache.
 """
 
 from __future__ import annotations
@@ -36,8 +32,7 @@ class Installation(NamedTuple):
 def find(files: CudaFiles) -> Installation | None:
     """Return the first cuDNN library for which a header of exactly the same version exists.
 
-    Theano refuses a header and a library of different versions when it is imported. Candidate
-    libraries are loaded, and asked for their version.
+    Theano refuses other pairs at its import. This loads candidate libraries for their versions.
     """
     for library in files.libraries["cudnn"]:
         for header in sorted(files.headers["cudnn.h"], key=lambda h: _is_apart(library, h)):
@@ -88,7 +83,7 @@ def library_version(path: str) -> int:
 def header_folders(files: CudaFiles, cudnn: str) -> list[str] | None:
     """Return the folders of ``cudnn.h`` and of CUDA's headers, each once; None without CUDA's.
 
-    CUDA's come from one folder, or from folders side by side, as in wheels.
+    CUDA's are in one folder, or in folders side by side, as in wheels.
     """
     found = {
         header: [found.path[: -len(header) - 1] for found in files.headers[header]]
@@ -113,8 +108,7 @@ def _tree(include: str) -> Path:
 def gathered_headers(folders: list[str]) -> str:
     """Return one folder with the headers of several; of the first folder, only cuDNN's.
 
-    Raises:
-        CacheError: If there is no place for it that only this user can write to.
+    CacheError if there is no place for it that only this user can write to.
     """
     if len(folders) == 1:
         return folders[0]
@@ -129,8 +123,7 @@ def gathered_headers(folders: list[str]) -> str:
 def linked_library(library: str) -> str:
     """Return a folder with ``libcudnn.so``, and the libraries beside it under their own names.
 
-    Raises:
-        CacheError: If there is no place for it that only this user can write to.
+    CacheError as above.
     """
     folder = os.path.dirname(library)
     names = [name for name in os.listdir(folder) if name.startswith("libcudnn") and ".so." in name]

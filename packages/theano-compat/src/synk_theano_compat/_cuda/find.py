@@ -1,10 +1,4 @@
-"""Find CUDA's libraries and headers in a list of folders.
-
-::
-
-    search_path(os.environ, sys.path, ...)   where to look, best first
-    scan(folders)                            what is there; lists folders, loads nothing
-    choose(files.libraries["cublas"], (13,))
+"""Find CUDA's libraries and headers in a list of folders; load nothing.
 
 The order is: ``SYNKHRONOS_CUDA_PATH`` (searched a few levels deep), the folders of ``CUDA_HOME``,
 ``CUDA_PATH`` and ``CUDA_ROOT``, ``LD_LIBRARY_PATH``, NVIDIA's wheels on ``sys.path``,
@@ -16,18 +10,19 @@ from __future__ import annotations
 import glob
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from synk_theano_compat._toolchain.compiler import run_command
+
 PATH_VARIABLE = "SYNKHRONOS_CUDA_PATH"
 DEEP = 6
-"""Levels of folders that are searched below those that the user names."""
+"""Levels of folders to search below those that the user names."""
 
 MOST_FOLDERS = 20_000
-"""Folders that are searched at most, below one that the user names."""
+"""Folders to search at most, below one that the user names."""
 
 LIBRARIES = ("cuda", "nvrtc", "cublas", "nccl", "cudnn")
 """The libraries that libgpuarray and Theano open, without ``lib`` and ``.so``."""
@@ -82,13 +77,7 @@ class CudaFiles(NamedTuple):
 def search_path(
     environ: Mapping[str, str], sys_path: Sequence[str], linker_cache: Iterable[str] = ()
 ) -> list[SearchFolder]:
-    """Return the folders to search, best first.
-
-    Args:
-        environ: The environment's variables.
-        sys_path: Folders in which wheels are installed.
-        linker_cache: Folders of the linker's cache (:func:`linker_folders`).
-    """
+    """Return the folders to search, best first."""
     result = [
         SearchFolder(folder, PATH_VARIABLE, DEEP) for folder in _split(environ, PATH_VARIABLE)
     ]
@@ -126,20 +115,8 @@ def _numbers(path: str) -> tuple[int, ...]:
 
 def linker_folders() -> list[str]:
     """Return the folders in the linker's cache that have one of the libraries."""
-    for program in ("/sbin/ldconfig", "ldconfig"):
-        try:
-            done = subprocess.run(
-                [program, "-p"],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=10,
-                check=False,
-            )
-        except (OSError, subprocess.SubprocessError):
-            continue
-        return folders_of_cache(done.stdout)
-    return []
+    listed = run_command(["/sbin/ldconfig", "-p"]) or run_command(["ldconfig", "-p"])
+    return folders_of_cache(listed or "")
 
 
 def folders_of_cache(text: str) -> list[str]:
@@ -153,12 +130,12 @@ def folders_of_cache(text: str) -> list[str]:
 
 
 def scan_machine() -> CudaFiles:
-    """Search where this process may: its environment, ``sys.path``, the linker's cache."""
+    """Search the folders of this process's environment, ``sys.path`` and the linker's cache."""
     return scan(search_path(os.environ, sys.path, linker_folders()))
 
 
 def scan(searched: Iterable[SearchFolder]) -> CudaFiles:
-    """Return what is in the folders. A folder that cannot be read counts as empty.
+    """Return the files in the folders. A folder that cannot be read counts as empty.
 
     Headers are also searched in ``include`` beside a library's folder, after all other folders.
     Of each library the newest in a folder is listed, by the target of all links to it.
@@ -238,11 +215,8 @@ def _listing(place: SearchFolder) -> Iterator[tuple[str, list[str]]]:
 def choose(found: Sequence[FoundFile], at_most: Sequence[int] = ()) -> FoundFile | None:
     """Return the first library that is not newer than ``at_most``; None if there is none.
 
-    Args:
-        found: Libraries, best folder first. One without a version in its name is taken.
-        at_most: As many numbers of a version as matter, such as ``(13, 0)``; empty for any.
+    ``at_most`` are as many numbers of a version as matter, such as ``(13, 0)``; empty for any. A
+    library without a version in its name is taken.
     """
-    for library in found:
-        if library.version[: len(at_most)] <= tuple(at_most):
-            return library
-    return None
+    fitting = (one for one in found if one.version[: len(at_most)] <= tuple(at_most))
+    return next(fitting, None)

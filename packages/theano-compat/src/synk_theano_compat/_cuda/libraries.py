@@ -1,7 +1,6 @@
 """G1: make the driver, NVRTC, cuBLAS and NCCL available to libgpuarray, wherever they are.
 
-This happens when pygpu is first asked for a CUDA device: importing pygpu, or Theano's ``gpuarray``,
-does not get slower. Each worker is a process of its own and does the same.
+That is at pygpu's first use of a CUDA device: no import gets slower.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ OPENED = ("cuda", "nvrtc", "cublas", "nccl")
 """The libraries that libgpuarray opens, in the order in which they are prepared."""
 
 results: dict[str, str] = {}
-"""What was done in this process for each library, in words; empty before the first use."""
+"""The preparation of each library in this process, in words; empty before the first use."""
 
 missing: dict[str, str] = {}
 """The libraries that are absent or unusable, and why."""
 
 
 def prepare() -> dict[str, str]:
-    """Make each library available that libgpuarray opens; return what was done for it.
+    """Make each library available that libgpuarray opens; return `results`.
 
     Creates no CUDA context. A library that the linker finds by itself is left alone. Issues one
-    RuntimeWarning about what is missing, except NCCL, without which a single device works.
+    RuntimeWarning about missing ones, except NCCL, without which a single device works.
     """
     if results:
         return results

@@ -2,14 +2,11 @@
 
 libgpuarray opens CUDA's libraries by names without a version, which only development packages
 have, and only in the linker's own folders. ``LD_LIBRARY_PATH`` is read once, when a process starts.
-But the linker reuses a loaded library if its *own* name (``SONAME``) is the one asked for. So this
-module builds, with the compiler that Theano needs anyway, an empty library called ``libcublas.so``
-that depends on the one found, and loads it; a symbol that is looked up in it is found in its
-dependency. The library is kept for the next process in the user's cache::
+But the linker reuses a loaded library of the same *own* name (``SONAME``). So this module builds an
+empty library of that name that depends on the one found, in which symbols are found then, and loads
+it. The user's cache keeps it, by path, size and time of the library found::
 
     <cache>/lib-<digest>/libcublas.so      depends on  .../libcublas.so.13
-
-The digest covers the library found (path, size, time).
 """
 
 from __future__ import annotations
@@ -38,13 +35,8 @@ def loads(name: str) -> bool:
 def alias(name: str, library: str, compiler: str | None) -> str:
     """Make the library at path ``library`` available in this process under ``name``.
 
-    Args:
-        name: The name that it will be opened by, such as ``libcublas.so``.
-        library: Path of the library, such as ``/usr/local/cuda/lib64/libcublas.so.13``.
-        compiler: Path of the C++ compiler; used only the first time.
-
-    Returns:
-        The path of the library that was loaded under that name.
+    Return the path of the library that was loaded under that name. The compiler is used only the
+    first time.
 
     Raises:
         LinkError: Without a compiler, if it fails, or if the library cannot be loaded.
@@ -70,8 +62,16 @@ def _built(name: str, library: str, compiler: str | None) -> str:
     def fill(folder: Path) -> None:
         if compiler is None:
             raise CacheError("there is no C++ compiler (g++)")
-        if not _build(folder / name, library, compiler):
+        source = folder / "empty.cpp"
+        source.write_text("")
+        command = [
+            *(compiler, "-shared", "-fPIC", "-o", str(folder / name), str(source)),
+            *(f"-Wl,-soname,{name}", "-Wl,--no-as-needed", "-Wl,--allow-shlib-undefined"),
+            *(library, f"-Wl,-rpath,{os.path.dirname(library)}"),
+        ]
+        if run_command(command) is None:
             raise CacheError(f"{compiler} does not link against it")
+        source.unlink()
 
     try:
         key = (name, signature(library))
@@ -81,16 +81,3 @@ def _built(name: str, library: str, compiler: str | None) -> str:
             f"{library} was found, but no {name} can be built that links to it: {error}"
         ) from None
     return str(folder / name)
-
-
-def _build(target: Path, library: str, compiler: str) -> bool:
-    source = target.with_suffix(".cpp")
-    source.write_text("")
-    command = [
-        *(compiler, "-shared", "-fPIC", "-o", str(target), str(source)),
-        *(f"-Wl,-soname,{target.name}", "-Wl,--no-as-needed", "-Wl,--allow-shlib-undefined"),
-        *(library, f"-Wl,-rpath,{os.path.dirname(library)}"),
-    ]
-    done = run_command(command) is not None
-    source.unlink()
-    return done

@@ -21,9 +21,9 @@ _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_...
 def cuda_status() -> dict[str, Any]:
     """Return which parts of CUDA there are, and which of them would be used.
 
-    ``hardware``: the device files of NVIDIA's GPUs. ``libraries`` and ``headers``: all that were
-    found, best first. ``prepared``: what was done for libgpuarray. ``missing``: what it will not
-    find, and why. ``cudnn``: a library and a header of one version.
+    ``hardware``: the device files of NVIDIA's GPUs. ``libraries``, ``headers``: all found, best
+    first. ``prepared``, ``missing``: see ``libraries.py``. ``cudnn``: a library and a header of one
+    version.
     """
     files = find.scan_machine()
     with warnings.catch_warnings():

@@ -1,8 +1,8 @@
 """The table of patches: which of them run before and after which of Theano's modules.
 
-A patch that fails is reported by name as a :class:`RuntimeWarning` and the others go on: this
-package must never make an environment worse. ``SYNK_THEANO_COMPAT_SKIP`` (a comma-separated list of
-names) leaves single patches out; it exists for the tests.
+A failing patch is reported by name as a :class:`RuntimeWarning` and the others go on: this package
+must never make an environment worse. ``SYNK_THEANO_COMPAT_SKIP`` (names, separated by commas)
+leaves patches out, for the tests.
 """
 
 from __future__ import annotations
@@ -13,56 +13,57 @@ from typing import TYPE_CHECKING, Callable, NamedTuple
 
 from synk_theano_compat import locks
 
-from . import (
-    compilation,
-    failures,
-    flags,
-    lasagne,
-    mpi,
-    numpy,
-    products,
-    reshape,
-    scipy,
-    setuptools,
-)
+from . import compilation, failures, flags, imports, lasagne, numpy, products, reshape
 from .gpu import contexts, convolutions, cudnn, pygpu, sums
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from importlib.machinery import ModuleSpec
 
 SKIP_VARIABLE = "SYNK_THEANO_COMPAT_SKIP"
 
 
 class Patch(NamedTuple):
-    """A patch: its name, its purpose, and the function that applies it and returns the result."""
+    """A patch, as functions that return their result; `undo` runs after the module, or its failure.
+
+    Only patches before a module have one.
+    """
 
     name: str
     purpose: str
     run: Callable[[], str]
+    undo: Callable[[], str] | None = None
 
+
+_ALGEBRA = Patch("P13", "SciPy's algebra", imports.insert_linalg, imports.remove_linalg)
+_FILTERS = Patch("P13", "SciPy's filters", imports.hide_signal, imports.show_signal)
+_SETUPTOOLS = Patch("P10", "setuptools", imports.insert_pkg_resources, imports.remove_pkg_resources)
 
 BEFORE: dict[str, tuple[Patch, ...]] = {
     "theano": (
         Patch("P7", "names that NumPy 1.24 removed", numpy.builtin_names),
         Patch("P4", "scan's C extension on Python >= 3.11", compilation.no_scan_extension),
-        Patch("P10", "setuptools", setuptools.plain_distutils),
+        Patch("P10", "setuptools", imports.plain_distutils, imports.usual_distutils),
     ),
-    "theano.scalar.basic_scipy": (Patch("P13", "SciPy's functions", scipy.insert_functions),),
-    "theano.tensor.blas": (Patch("P13", "SciPy's algebra", scipy.insert_linalg),),
-    "theano.tensor.slinalg": (Patch("P13", "SciPy's algebra", scipy.insert_linalg),),
-    "theano.tensor.io": (Patch("P17", "MPI at import", mpi.insert_mpi4py),),
-    "theano.tensor.nnet.abstract_conv": (Patch("P13", "SciPy's filters", scipy.hide_signal),),
-    "theano.tensor.nnet.conv": (Patch("P13", "SciPy's filters", scipy.hide_signal),),
+    "theano.scalar.basic_scipy": (
+        Patch("P13", "SciPy's functions", imports.insert_functions, imports.remove_functions),
+    ),
+    "theano.tensor.blas": (_ALGEBRA,),
+    "theano.tensor.slinalg": (_ALGEBRA,),
+    "theano.tensor.io": (
+        Patch("P17", "MPI at import", imports.insert_mpi4py, imports.remove_mpi4py),
+    ),
+    "theano.tensor.nnet.abstract_conv": (_FILTERS,),
+    "theano.tensor.nnet.conv": (_FILTERS,),
     "theano.gpuarray": (Patch("G7", "a GPU that is not there", pygpu.one_line_warning),),
     "theano.gpuarray.dnn": (
         Patch("G2", "cuDNN 8 and 9", cudnn.set_paths),
-        Patch("G15", "cuDNN's version", cudnn.insert_version),
+        Patch("G15", "cuDNN's version", cudnn.insert_version, cudnn.remove_version),
     ),
-    "theano.gpuarray.linalg": (Patch("P10", "setuptools", setuptools.insert_stand_in),),
-    "lasagne": (Patch("P10", "setuptools", setuptools.insert_stand_in),),
+    "theano.gpuarray.linalg": (_SETUPTOOLS,),
+    "lasagne": (_SETUPTOOLS,),
 }
 AFTER: dict[str, tuple[Patch, ...]] = {
-    "theano": (Patch("P10", "setuptools", setuptools.usual_distutils),),
     "theano.compile.function_module": (
         Patch("P18", "Ctrl-C as an optimization begins", failures.kept_interrupts),
     ),
@@ -81,24 +82,16 @@ AFTER: dict[str, tuple[Patch, ...]] = {
     "theano.tensor.blas": (
         Patch("P5", "Gemm of empty matrices", products.empty_gemm),
         Patch("P8", "BatchedDot without BLAS", products.batched_dot),
-        Patch("P13", "SciPy's algebra", scipy.remove_linalg),
     ),
     "theano.tensor.blas_c": (Patch("P9", "Gemv into fresh memory", products.fresh_gemv),),
-    "theano.scalar.basic_scipy": (Patch("P13", "SciPy's functions", scipy.remove_functions),),
-    "theano.tensor.slinalg": (Patch("P13", "SciPy's algebra", scipy.remove_linalg),),
-    "theano.tensor.io": (Patch("P17", "MPI at import", mpi.remove_mpi4py),),
-    "theano.tensor.nnet.abstract_conv": (Patch("P13", "SciPy's filters", scipy.show_signal),),
-    "theano.tensor.nnet.conv": (Patch("P13", "SciPy's filters", scipy.show_signal),),
     "theano.tensor.sort": (Patch("P6", "top-k indexing", numpy.topk_index),),
     "theano.tensor.signal.pool": (Patch("P6", "pooling in Python", numpy.pool_index),),
     "lasagne": (
-        Patch("P10", "setuptools", setuptools.remove_stand_in),
         Patch("L1", "Lasagne's old argument of conv2d", lasagne.ignore_image_shape_warning),
         Patch("L2", "pooling without its import", lasagne.import_pooling),
         Patch("L3", "points of TPSTransformerLayer", lasagne.whole_grid),
     ),
     "theano.gpuarray.dnn": (
-        Patch("G15", "cuDNN's version", cudnn.remove_version),
         Patch("G3", "compute capability of three digits", cudnn.long_architectures),
         Patch("G4", "C code compiled with our header", cudnn.header_in_version),
         Patch("G5", "recurrent networks, gone in cuDNN 9", cudnn.no_recurrent_networks),
@@ -115,42 +108,31 @@ AFTER: dict[str, tuple[Patch, ...]] = {
         Patch("G14", "reductions are compiled once", sums.cached_reductions),
     ),
     "theano.gpuarray.opt": (Patch("G11", "no default context", pygpu.no_default_context),),
-    "theano.gpuarray.linalg": (Patch("P10", "setuptools", setuptools.remove_stand_in),),
     "pygpu": (Patch("G1", "CUDA's libraries", pygpu.watch_pygpu),),
 }
-
-# These undo something: they also run if the execution of the module fails.
-UNDO = (
-    setuptools.usual_distutils,
-    setuptools.remove_stand_in,
-    scipy.remove_functions,
-    scipy.remove_linalg,
-    scipy.show_signal,
-    mpi.remove_mpi4py,
-    cudnn.remove_version,
-)
 
 applied: list[tuple[str, str, str]] = []
 """The patches applied in this process, in order: (name, purpose, result)."""
 
 
 def before(name: str) -> None:
-    """Apply the patches that belong before the execution of module ``name``."""
+    """Apply the patches before the execution of module ``name``."""
     _run(BEFORE.get(name, ()))
 
 
 def after(name: str) -> None:
-    """Apply the patches that belong after the execution of module ``name``."""
+    """Apply the patches after the execution of module ``name``."""
+    undo(name)
     _run(AFTER.get(name, ()))
 
 
-def failed(name: str) -> None:
-    """Remove the stand-ins of module ``name``, whose execution failed."""
-    _run(tuple(patch for patch in AFTER.get(name, ()) if patch.run in UNDO))
+def undo(name: str) -> None:
+    """Undo those patches before the execution of module ``name`` that are for its time alone."""
+    _run([patch._replace(run=patch.undo) for patch in BEFORE.get(name, ()) if patch.undo])
 
 
 def removed_module(name: str) -> ModuleSpec | None:
-    """Return the spec of our stand-in for a module that Theano 1.0 removed."""
+    """Return the spec of our stand-in for a module that Theano 1.0 removed; None if skipped."""
     from importlib.util import spec_from_file_location
 
     last = name.rpartition(".")[2]
@@ -159,7 +141,7 @@ def removed_module(name: str) -> ModuleSpec | None:
     return spec_from_file_location(name, Path(__file__).with_name(f"{last}.py"))
 
 
-def _run(patches: tuple[Patch, ...]) -> None:
+def _run(patches: Iterable[Patch]) -> None:
     for patch in patches:
         if patch.name in _skipped():
             result = "skipped"

@@ -1,7 +1,7 @@
 """Stand-in for ``theano.tensor.signal.downsample``, which Theano 1.0 removed.
 
-Lasagne 0.1 and other programs of 2015 import it. The arguments of that time (``ds``, ``st``,
-``padding``) are mapped to those of :func:`theano.tensor.signal.pool.pool_2d`; results are the same.
+Lasagne 0.1 and other programs of 2015 import it. It maps the arguments of that time to those of
+:func:`theano.tensor.signal.pool.pool_2d`; results are the same.
 """
 
 from __future__ import annotations

@@ -1,13 +1,4 @@
-"""P16, P18: optimizations that fail or are interrupted.
-
-P16: While Theano rewrites a part of a graph, an observer collects the new variables. It is not
-taken away after an error, and errors are usual there: operations are tried in place, and most
-graphs have one that cannot be. From then on the list holds all later graphs, with their shared
-variables' values.
-
-P18: A `finally` reads times that are first set inside its `try`, behind changes of Theano's
-configuration. Ctrl-C there became an UnboundLocalError.
-"""
+"""P16, P18: optimizations that fail or are interrupted."""
 
 from __future__ import annotations
 
@@ -18,7 +9,11 @@ from .rewrite import rewrite
 
 
 def released_observers() -> str:
-    """P16: take an observer of new variables away after an error, too."""
+    """P16: remove an observer of a rewriting's new variables also after an error.
+
+    Errors are usual there: Theano tries operations in place. The list of an observer that stays
+    holds all later graphs, with their shared variables' values.
+    """
     from theano.gof import graph
 
     plain = graph.nodes_constructed
@@ -38,7 +33,10 @@ def released_observers() -> str:
 
 
 def kept_interrupts() -> str:
-    """P18: set the times before `try`, in place of a comment, so that lines keep their numbers."""
+    """P18: set the times that a `finally` reads before its `try`, in place of a comment's line.
+
+    Theano sets them inside the `try`: Ctrl-C before that became an UnboundLocalError.
+    """
     from theano.compile.function_module import FunctionMaker
 
     rewrite(

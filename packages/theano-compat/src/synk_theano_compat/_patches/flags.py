@@ -1,13 +1,12 @@
 """P1: set the Theano flags that make it work here, unless the user has set them.
 
-Theano reads ``THEANO_FLAGS`` and the files of ``THEANORC`` in its module ``configparser``. Right
-after that module is executed, *its* reader is asked which flags are set, so that the syntax is
-parsed only once, and ours are added to its dictionary. The environment stays as it is: child
-processes see only the user's settings.
+Right after the execution of Theano's ``configparser``, *its* reader says which flags are set, and
+its dictionary gets ours. The environment stays: child processes see only the user's settings.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from pathlib import Path
@@ -33,18 +32,17 @@ chosen: dict[str, str] = {}
 """The flags that were added in this process."""
 
 users: dict[str, str] = {}
-"""Which of ``SHOWN`` the user has set, and where: Theano does not keep it."""
+"""The places in which the user has set some of ``SHOWN``: Theano does not keep them."""
 
 
 def set_defaults() -> str:
     """Add the flags that the user has not set, and return which.
 
-    ``blas.ldflags``: since NumPy 1.22, Theano's way of finding its BLAS fails at import.
+    ``blas.ldflags``: with NumPy 1.22 and later, Theano's own search for a BLAS fails at import.
     ``base_compiledir``: a private temporary folder, if the home cannot be written.
     ``device`` with ``force_device``: the processor, without looking for GPUs.
     ``dnn.conv.algo_*``: on a GPU, cuDNN's fastest algorithms, measured at the first call of each
-    shape; Theano prefers ones that need little memory. Other devices ignore these flags.
-    (``time_once`` keeps the first shape's memory for all: a larger batch then fails.)
+    shape. (``time_once`` keeps the first shape's memory for all: a larger batch then fails.)
     """
     from theano import configparser
 
@@ -88,31 +86,27 @@ def in_force() -> dict[str, dict[str, str]]:
         value: Any = config
         for part in name.split("."):
             value = getattr(value, part)
-        if name in chosen:
-            set_by = "synk_theano_compat"
-        else:
-            set_by = users.get(name, "Theano")
+        set_by = "synk_theano_compat" if name in chosen else users.get(name, "Theano")
         result[name] = {"value": str(value), "set_by": set_by}
     return result
 
 
 def _user_value(configparser: Any, name: str) -> str | None:
     """Return the user's value of a flag, from the environment or a file; None if there is none."""
-    try:
-        value: str = configparser.fetch_val_for_key(name)
-    except KeyError:
-        return None
-    return value
+    with contextlib.suppress(KeyError):
+        return str(configparser.fetch_val_for_key(name))
+    return None
 
 
 def _compiledir_without_home() -> str | None:
     """Return a folder to compile in if Theano's own cannot be written; None if it can be."""
     usual = Path(os.path.expanduser("~/.theano"))
-    nearest = next(place for place in (usual, *usual.parents) if place.exists())
+    # Not Path.exists(), which raises in a folder that this user may not enter.
+    nearest = next(place for place in (usual, *usual.parents) if os.path.exists(place))
     if os.access(nearest, os.W_OK | os.X_OK):
         return None
     for folder in cache.temporary_roots("theano"):
-        known = folder.exists()  # so that it is logged once, and not by each worker
+        known = folder.exists()  # only the first process logs it
         if not cache.is_private(folder, create=True):
             continue
         if not known:
@@ -127,8 +121,8 @@ def _compiledir_without_home() -> str | None:
 
 
 def _ignore_blas_warning() -> None:
-    # Without a compiler no C code runs at all, and Theano warns of that; the message that NumPy's C
-    # API stands in for BLAS is then untrue. With a compiler it is worth reading.
+    # Without a compiler no C code runs, and Theano warns of that: the message that NumPy's C API
+    # stands in for BLAS is untrue.
     def keep(record: logging.LogRecord) -> bool:
         return "NumPy C-API based implementation" not in str(record.msg)
 

@@ -10,10 +10,7 @@ from .rewrite import rewrite
 
 
 def ignore_image_shape_warning() -> str:
-    """L1: ignore the warning that Lasagne calls an argument of ``conv2d`` by its old name.
-
-    Theano accepts the old name and warns for each layer, about code that its user did not write.
-    """
+    """L1: ignore Theano's warning, for each layer, of an old argument's name in Lasagne's code."""
     warnings.filterwarnings(
         "ignore",
         message="The `image_shape` keyword argument to `tensor.nnet.conv2d` is deprecated",
@@ -24,19 +21,18 @@ def ignore_image_shape_warning() -> str:
 
 
 def import_pooling() -> str:
-    """L2: import the module that Lasagne 0.2.dev1 uses as ``theano.tensor.signal.pool``.
+    """L2: import ``theano.tensor.signal.pool``, which Lasagne 0.2.dev1 uses without an import.
 
-    Lasagne does not import it: in the Theano of its time another module had done so. In 1.0.5 only
-    the GPU back end does.
+    In the Theano of its time another module imported it. In 1.0.5 only the GPU back end does.
     """
     importlib.import_module("theano.tensor.signal.pool")
     return "theano.tensor.signal.pool imported"
 
 
 def whole_grid() -> str:
-    """L3: an integer number of points in ``TPSTransformerLayer``, where NumPy 1.18 refuses a float.
+    """L3: take an integer number of points, a square, in ``TPSTransformerLayer`` of 0.2.dev1.
 
-    Lasagne 0.2.dev1 has this layer, and has refused numbers of points that are no squares before.
+    NumPy 1.18 and later refuse a float.
     """
     special = sys.modules.get("lasagne.layers.special")
     if special is None or not hasattr(special, "_initialize_tps"):

@@ -1,4 +1,4 @@
-"""P6, P7, P15: what NumPy has removed, or reads differently, since Theano was released."""
+"""P6, P7, P15: names that NumPy has removed since, and indexes that it reads in another way."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from .rewrite import rewrite
 
 
 def builtin_names() -> str:
-    """P7: give NumPy >= 1.24 back the names of the builtin types that Theano reads at import.
-
-    They were plain synonyms (``np.bool is bool``).
-    """
+    """P7: restore NumPy's synonyms of builtin types (``np.bool is bool``), gone since 1.24."""
     import numpy as np
 
     names = [
@@ -34,7 +31,7 @@ def topk_index() -> str:
 
 
 def pool_index() -> str:
-    """P6: do the same in the Python implementations of pooling and of its R-operator."""
+    """P6: index with a tuple in the Python implementations of pooling and of its R-operator."""
     from theano.tensor.signal import pool
 
     index = "[[region_slices[i][r[i]] for i in xrange(nd)]]"

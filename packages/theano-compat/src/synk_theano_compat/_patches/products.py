@@ -1,14 +1,10 @@
-"""P5, P8, P9, P11: products that Theano computes wrongly here, or not at all.
-
-Each patch is as small as its cause, and changes the object at fault in place, so that references
-to it (``from theano.x import y``) change with it.
-"""
+"""P5, P8, P9, P11: products that Theano computes wrongly here, or not at all."""
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any
 
-from .rewrite import replaced
+from .rewrite import replaced, wrap
 
 _UNIT = "unit |= ((S{m}[1] == type_size || N{m}[1]==1) ? 0x0 : "
 _EMPTY = "(N{m}[0] == 0 || N{m}[1] == 0)"
@@ -18,8 +14,8 @@ def empty_gemm() -> str:
     """P5: let Gemm, Dot22 and Dot22Scalar take matrices without elements.
 
     Since NumPy 1.23 the strides of an empty array may be 0, so that "some matrix has no unit
-    stride", and BLAS refuses a leading dimension of 0. Without elements any stride is right. A
-    process that gets no rows of a batch computes its gradient with such a Gemm.
+    stride", and BLAS refuses a leading dimension of 0. Without elements any stride is right. The
+    gradient of a process without rows of a batch has such a Gemm.
     """
     from theano.tensor.blas import GemmRelated
 
@@ -34,14 +30,13 @@ def empty_gemm() -> str:
             compute = replaced(
                 compute, condition, condition.replace("> 1)", f"> 1 && !{empty})"), 1
             )
-    version: Callable[[Any], tuple[Any, ...]] = GemmRelated.build_gemm_version
-
-    def build_gemm_version(self: Any) -> tuple[Any, ...]:
-        return (*version(self), 1)
-
     GemmRelated.encode_strides_in_unit = encode
     GemmRelated.compute_strides = compute
-    GemmRelated.build_gemm_version = build_gemm_version
+
+    @wrap(GemmRelated, "build_gemm_version")
+    def version(plain: Any, self: Any) -> tuple[Any, ...]:
+        return (*plain(self), 1)
+
     return "GemmRelated"
 
 
@@ -55,14 +50,12 @@ def batched_dot() -> str:
     from theano.gof.utils import MethodNotDefined
     from theano.tensor.blas import BatchedDot
 
-    c_code: Callable[..., str] = BatchedDot.c_code
-
-    def guarded(self: Any, node: Any, name: str, inp: Any, out: Any, sub: Any) -> str:
+    @wrap(BatchedDot, "c_code")
+    def c_code(plain: Any, self: Any, *arguments: Any) -> Any:
         if not config.blas.ldflags:
             raise MethodNotDefined("c_code", type(self), type(self).__name__)
-        return c_code(self, node, name, inp, out, sub)
+        return plain(self, *arguments)
 
-    BatchedDot.c_code = guarded
     return "BatchedDot.c_code"
 
 
@@ -71,7 +64,7 @@ def fresh_gemv() -> str:
 
     Theano compiles a test program to see whether this BLAS multiplies uninitialised memory (perhaps
     NaN) by ``beta = 0``. The program lacks a parenthesis: it costs a run of the compiler in each
-    process and the answer is always no. Clearing a vector costs nothing.
+    process and always answers no.
     """
     from theano.tensor.blas_c import check_force_gemv_init
 
@@ -87,11 +80,10 @@ def prod_by_scalar() -> str:
     power is a float64, which does not fit: Theano then logs an error for each such product.
     """
     from theano.tensor.elemwise import Prod
-    from theano.tensor.opt import local_sum_prod_mul_by_scalar as optimizer
+    from theano.tensor.opt import local_sum_prod_mul_by_scalar
 
-    transform: Callable[[Any], Any] = optimizer.transform
-
-    def guarded(node: Any) -> Any:
+    @wrap(local_sum_prod_mul_by_scalar, "transform")
+    def guarded(transform: Any, node: Any) -> Any:
         if not isinstance(node.op, Prod):
             return transform(node)
         replacement = transform(node) if node.op.axis is None else None
@@ -99,5 +91,4 @@ def prod_by_scalar() -> str:
             return None
         return replacement
 
-    optimizer.transform = guarded
     return "local_sum_prod_mul_by_scalar"

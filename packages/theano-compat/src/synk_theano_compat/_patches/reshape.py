@@ -7,9 +7,10 @@ function define the number: ``x.flatten(2)`` of shape (n, 3, 4) is (n, 12) for a
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
-from .rewrite import rewrite
+from .rewrite import rewrite, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,52 +38,40 @@ _NEW_ARRAY = "Py_XDECREF(%(z)s);"
 
 
 def complete(lengths: Sequence[int], wanted: Sequence[int]) -> list[int]:
-    """Return the requested shape, with -1 replaced where another length is 0.
+    """Return the requested shape of an array, with -1 replaced where another length is 0.
 
     NumPy cannot infer it there. The number makes the products of both shapes without their zeros
     equal; -1 stays if that is not a whole number or the numbers of zeros differ.
-
-    Args:
-        lengths: Shape of the array.
-        wanted: Requested shape.
     """
     result = [int(length) for length in wanted]
     if result.count(-1) == 1 and 0 in result and result.count(0) == list(lengths).count(0):
-        size, known = _product(lengths), -_product(result)
+        size, known = math.prod(filter(None, lengths)), -math.prod(filter(None, result))
         if size % known == 0:
             result[result.index(-1)] = size // known
     return result
-
-
-def _product(lengths: Sequence[int]) -> int:
-    product = 1
-    for length in lengths:
-        product *= length or 1
-    return product
 
 
 def empty_reshape() -> str:
     """P12: patch ``Reshape``: its Python and C implementations, and its inferred shape."""
     from theano.tensor.basic import Reshape
 
-    perform, infer_shape = Reshape.perform, Reshape.infer_shape
-    version: Any = Reshape.c_code_cache_version
+    perform = Reshape.perform
 
     def completed_perform(self: Any, node: Any, inp: Any, out_: Any, params: Any) -> None:
         x, wanted = inp
         shape = wanted if x.size else complete(x.shape, wanted)
         perform(self, node, (x, shape), out_, params)
 
-    def completed_infer_shape(self: Any, node: Any, ishapes: Any) -> Any:
-        return _inferred(node, ishapes[0], infer_shape(self, node, ishapes))
+    @wrap(Reshape, "infer_shape")
+    def infer_shape(plain: Any, self: Any, node: Any, ishapes: Any) -> Any:
+        return _inferred(node, ishapes[0], plain(self, node, ishapes))
 
-    def c_code_cache_version(self: Any) -> tuple[Any, ...]:
-        return (*version(self), 1)
+    @wrap(Reshape, "c_code_cache_version")
+    def version(plain: Any, self: Any) -> tuple[Any, ...]:
+        return (*plain(self), 1)
 
     rewrite(Reshape.c_code, _NEW_ARRAY, _C_CODE + _NEW_ARRAY, 1)
     Reshape.perform = completed_perform
-    Reshape.infer_shape = completed_infer_shape
-    Reshape.c_code_cache_version = c_code_cache_version
     return "Reshape"
 
 

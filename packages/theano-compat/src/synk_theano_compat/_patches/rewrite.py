@@ -1,24 +1,34 @@
-"""Change the source of one of Theano's functions, or a template of C code, in one place."""
+"""Change one of Theano's functions, its source in one place, or a template of C code."""
 
 from __future__ import annotations
 import __future__
 
+import functools
 import inspect
 import textwrap
-from typing import Any
+from typing import Any, Callable
 
-_FUTURE_FLAGS = 0
-for _name in __future__.all_feature_names:
-    _FUTURE_FLAGS |= getattr(__future__, _name).compiler_flag
+_FUTURE_FLAGS = sum({getattr(__future__, n).compiler_flag for n in __future__.all_feature_names})
+
+
+def wrap(holder: Any, name: str) -> Callable[[Callable[..., Any]], None]:
+    """Decorate a function that takes the place of an attribute, and gets it as first argument."""
+    plain = getattr(holder, name)
+
+    def install(function: Callable[..., Any]) -> None:
+        @functools.wraps(plain)
+        def wrapped(*arguments: Any, **options: Any) -> Any:
+            return function(plain, *arguments, **options)
+
+        setattr(holder, name, wrapped)
+
+    return install
 
 
 def rewrite(function: Any, old: str, new: str, count: int) -> None:
-    """Replace ``old`` by ``new``, which occurs ``count`` times, in the source of ``function``.
+    """Replace ``old`` in the source of ``function``; LookupError unless it occurs ``count`` times.
 
     The function object stays and gets the new code, so references to it change with it.
-
-    Raises:
-        LookupError: If ``old`` does not occur ``count`` times.
     """
     lines, first = inspect.getsourcelines(function)
     source = replaced(textwrap.dedent("".join(lines)), old, new, count, function.__qualname__)
@@ -35,11 +45,7 @@ def rewrite(function: Any, old: str, new: str, count: int) -> None:
 
 
 def replaced(text: str, old: str, new: str, count: int = 1, name: str = "the C code") -> str:
-    """Return ``text`` with ``old``, which occurs ``count`` times, replaced by ``new``.
-
-    Raises:
-        LookupError: If ``old`` does not occur ``count`` times.
-    """
+    """Return ``text`` with ``old`` replaced; LookupError unless it occurs ``count`` times."""
     if text.count(old) != count:
         raise LookupError(
             f"{name}: got {text.count(old)} times {old!r}, expected {count}: this is not "
@@ -49,13 +55,23 @@ def replaced(text: str, old: str, new: str, count: int = 1, name: str = "the C c
 
 
 def in_c_code(op: Any, section: str, old: str, new: str) -> None:
-    """Replace ``old`` by ``new``, which occurs once, in the C code of an op of Theano's.
+    """Replace ``old`` in a section of an op's C code; LookupError unless it occurs once.
 
     Theano takes the module's version from ``func_codes``, and compiles ``code_sections``.
-
-    Raises:
-        LookupError: If ``old`` does not occur once in the section.
     """
     sections = op.code_sections
     sections[section] = replaced(sections[section], old, new, name=f"C code of {type(op).__name__}")
     op.func_codes = [code.replace(old, new) for code in op.func_codes]
+
+
+def in_c_code_of(kind: type, edits: list[tuple[str, str, str]]) -> None:
+    """Make new ops of a class with these changes of C code: section, old and new text.
+
+    An op of other C code than that of Theano 1.0.5 raises LookupError when it is made.
+    """
+
+    @wrap(kind, "__init__")
+    def changed(plain: Any, self: Any, *arguments: Any, **options: Any) -> None:
+        plain(self, *arguments, **options)
+        for edit in edits:
+            in_c_code(self, *edit)

@@ -25,10 +25,7 @@ def stand_in(name: str, attribute: Callable[[str], Any]) -> ModuleType:
 
 
 def real_attribute(name: str, attribute: str) -> Any:
-    """Remove the stand-in, and return the attribute of the real module, which may be missing.
-
-    This serves an importer that needs more than the one for which the stand-in was made.
-    """
+    """Remove the stand-in for an importer that needs more; return the real module's attribute."""
     remove(name)
     return getattr(importlib.import_module(name), attribute)
 
@@ -44,7 +41,7 @@ def insert(name: str, module: Optional[ModuleType]) -> str:
 def remove(name: str) -> str:
     """Undo :func:`insert`, unless another module has taken the place.
 
-    Modules that were imported from within the stand-in go too: the real one imports its own.
+    Modules from within the stand-in go, too: the real one imports its own.
     """
     if name not in _inserted or sys.modules.get(name, sys) is not _inserted.pop(name):
         return "not needed"

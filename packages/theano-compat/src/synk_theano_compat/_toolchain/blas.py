@@ -1,16 +1,12 @@
 """Find a BLAS that works, and give it a name under which Theano can link it.
 
-The candidates, in this order: the OpenBLAS in SciPy's wheels, a BLAS of this Python's prefix
-(conda), a BLAS of the system. A library is used only if a small program that multiplies with it
-compiles, links, runs and gets the right numbers. The result is kept in the user's cache::
+Candidates are the OpenBLAS in SciPy's wheels, then a BLAS of this Python's prefix (conda), then of
+the system. With each, a small program has to compile, link, run and get the right numbers, once for
+each pair of library and compiler (path, size, time). The user's cache keeps the result::
 
-    <cache>/blas-<digest>/
-        libopenblas.so                 -> .../scipy.libs/libscipy_openblas-68440149.so
-        libscipy_openblas-68440149.so  -> the same, under the name asked for at run time
-        names.h                        #define sgemm_ scipy_sgemm_ ... (if names are prefixed)
-
-The digest covers library and compiler (path, size, time), so the program runs once for each pair.
-Each use checks the link's target.
+    libopenblas.so                 -> .../scipy.libs/libscipy_openblas-68440149.so
+    libscipy_openblas-68440149.so  -> the same, under its name at run time
+    names.h                        #define sgemm_ scipy_sgemm_ ... (if names are prefixed)
 """
 
 from __future__ import annotations
@@ -81,11 +77,6 @@ class Choice(NamedTuple):
     origin: str
 
 
-class _Candidate(NamedTuple):
-    library: Path
-    origin: str
-
-
 NUMPY = Choice("", "", "NumPy's C API: no BLAS was found that links and computes right")
 NO_COMPILER = Choice("", "", "none: without a C++ compiler Theano computes with NumPy")
 
@@ -97,9 +88,9 @@ def choose(compiler: str | None) -> Choice:
     """Return the BLAS that Theano links with ``compiler`` (a path; None if there is none)."""
     choice = NO_COMPILER if compiler is None else NUMPY
     if compiler is not None and sys.platform == "linux":
-        for candidate in _candidates(compiler):
+        for library, origin in _candidates(compiler):
             try:
-                choice = _prepare(candidate, compiler)
+                choice = _prepare(library, origin, compiler)
                 break
             except CacheError:
                 continue
@@ -107,35 +98,35 @@ def choose(compiler: str | None) -> Choice:
     return choice
 
 
-def _candidates(compiler: str) -> Iterator[_Candidate]:
+def _candidates(compiler: str) -> Iterator[tuple[Path, str]]:
     from importlib.util import find_spec
 
     spec = find_spec("scipy")
     for folder in (spec and spec.submodule_search_locations) or ():
         bundled = Path(folder).parent / "scipy.libs"
         for library in sorted(bundled.glob("lib*openblas*.so*")):
-            yield _Candidate(library, "SciPy's OpenBLAS")
+            yield library, "SciPy's OpenBLAS"
     for name in ("libopenblas.so", "libblas.so"):
         library = Path(sys.prefix) / "lib" / name
         if library.exists():
-            yield _Candidate(library, "this Python's prefix")
+            yield library, "this Python's prefix"
     for name in ("libopenblas.so", "libblas.so"):
         found = run_command([compiler, f"-print-file-name={name}"])
         if found is not None and os.path.isabs(found.strip()) and os.path.exists(found.strip()):
-            yield _Candidate(Path(found.strip()), "the system's BLAS")
+            yield Path(found.strip()), "the system's BLAS"
 
 
-def _prepare(candidate: _Candidate, compiler: str) -> Choice:
-    """Return the choice for this library.
-
-    Raises:
-        CacheError: If the library cannot be used, or the folder for it cannot be made.
-    """
-    library = candidate.library
+def _prepare(library: Path, origin: str, compiler: str) -> Choice:
+    """Return the choice for this library; CacheError if it, or a folder for it, cannot be used."""
     link = "libopenblas.so" if "openblas" in os.path.realpath(library) else "libblas.so"
 
     def fill(folder: Path) -> None:
-        _fill(folder, link, library)
+        names = {match.decode() for match in _PREFIXED.findall(library.read_bytes())}
+        if "sgemm_" in names:
+            lines = [f"#define {name} scipy_{name}\n" for name in sorted(names)]
+            (folder / "names.h").write_text("".join(lines))
+        for name in {link, library.name}:
+            os.symlink(library, folder / name)
         if not _probe(folder, link, library, compiler):
             raise CacheError(f"{library} does not link, or computes wrong numbers")
 
@@ -147,16 +138,7 @@ def _prepare(candidate: _Candidate, compiler: str) -> Choice:
 
     key = (signature(library), signature(compiler))
     folder = cached_folder("blas", key, fill, is_valid)
-    return Choice(_ldflags(folder, link), str(library), candidate.origin)
-
-
-def _fill(folder: Path, link: str, library: Path) -> None:
-    names = {match.decode() for match in _PREFIXED.findall(library.read_bytes())}
-    if "sgemm_" in names:
-        lines = [f"#define {name} scipy_{name}\n" for name in sorted(names)]
-        (folder / "names.h").write_text("".join(lines))
-    for name in {link, library.name}:
-        os.symlink(library, folder / name)
+    return Choice(_ldflags(folder, link), str(library), origin)
 
 
 def _ldflags(folder: Path, link: str) -> str:
@@ -168,7 +150,7 @@ def _ldflags(folder: Path, link: str) -> str:
 
 
 def _probe(folder: Path, link: str, library: Path, compiler: str) -> bool:
-    """Compile, link and run the program above, in a process of its own because it may crash."""
+    """Compile, link and run the program above: a process of its own, because it may crash."""
     flags = _ldflags(folder, link).split()
     if link == "libopenblas.so":
         flags.append("-DWITH_OPENBLAS")

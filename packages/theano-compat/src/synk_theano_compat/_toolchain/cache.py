@@ -1,8 +1,7 @@
 """Folders in this user's cache, each built once and then shared by all processes.
 
 A folder is filled under another name and then renamed, so any number of processes may build it at
-the same time. Each use checks that the folder belongs to this user and that nobody else can write
-in it.
+the same time. Each use checks that the folder belongs to this user alone, also by its mode.
 """
 
 from __future__ import annotations
@@ -36,13 +35,9 @@ def cached_folder(
     fill: Callable[[Path], None],
     is_valid: Callable[[Path], bool] = Path.is_dir,
 ) -> Path:
-    """Return the folder for a key; build it if it is missing or damaged.
+    """Return the folder for a key; ``fill`` an empty one if it is missing or damaged.
 
-    Args:
-        kind: First part of the folder's name.
-        key: Everything that the contents depend on.
-        fill: Writes the contents into an empty folder.
-        is_valid: Checks the contents of a folder that is already there.
+    Its name begins with ``kind``. Its contents must depend on nothing but the key.
 
     Raises:
         CacheError: If ``fill`` raises it, or if there is no place that only this user can write to.
@@ -96,10 +91,7 @@ def is_private(folder: Path, *, create: bool = False) -> bool:
 
 
 def _roots() -> Iterator[Path]:
-    """Yield where folders may be kept: the user's cache, then folders for temporary files.
-
-    Those of the machine come last because ``$TMPDIR`` may have a path that Theano would split.
-    """
+    """Yield places for folders, the user's cache first, without paths that Theano would split."""
     base = os.environ.get("XDG_CACHE_HOME") or ""
     cache = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~/.cache"))
     for root in (cache / "synk-theano", *temporary_roots("synk-theano")):

@@ -11,11 +11,7 @@ TIMEOUT_S = 60
 
 
 def find_compiler(flag: str | None) -> str | None:
-    """Return the path of the compiler that Theano will use; None if it will use none.
-
-    Args:
-        flag: Value of Theano's flag ``cxx``; None if the user has not set it.
-    """
+    """Return the path of the compiler that Theano will use, by the user's flag ``cxx``; or None."""
     if flag is not None:
         return shutil.which(flag.strip('"')) if flag else None
     return shutil.which("clang++" if sys.platform == "darwin" else "g++")

@@ -1,24 +1,23 @@
 """G13: several CUDA devices in one process, and what libgpuarray 0.7 gets wrong about them.
 
-* A kernel that a context has made before is taken from a cache, and the context stays entered. From
-  then on it passes for the thread's current one, whichever that is: its kernels are launched in
-  another device's context, and fail (CUDA_ERROR_INVALID_HANDLE).
-* A copy between devices waits for an event that nobody records where a device has one stream, which
-  is Theano's default. So it does not wait for what computes its source, and may copy what was there
-  before.
+* A context from whose cache a kernel comes stays entered, and passes for the thread's current one:
+  its next kernels are launched in another device's context (CUDA_ERROR_INVALID_HANDLE).
+* A copy between devices waits for an event that nobody records if a device has one stream, Theano's
+  default: it does not wait for the computation of its source, and may copy older values.
 
-A context of libgpuarray begins with the address of a table of functions. All contexts get one in
-which these two functions do what they lack.
+A context of libgpuarray begins with the address of a table of functions. All contexts get a table
+in which these two functions are right.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
 import sys
 from collections.abc import Iterable
 from ctypes import c_int, c_size_t, c_uint, c_void_p
 from typing import Any, Callable
+
+from synk_theano_compat._patches.rewrite import wrap
 
 ENTRIES, KERNEL_ALLOC, TRANSFER = 21, 12, 18
 """Length of the table, and the places of the two functions: gpuarray_buffer_ops in private.h."""
@@ -38,39 +37,35 @@ _tables: dict[int, Any] = {}  # by address, and what they refer to: as long as t
 
 
 def several_devices() -> str:
-    """G13: have contexts on several CUDA devices work in one process."""
+    """G13: make contexts on several CUDA devices work in one process."""
     package: Any = sys.modules["theano.gpuarray"]
     if package.pygpu is None:
         return "nothing to do"
-    plain = package.init_dev
 
     def check() -> None:
-        contexts = {c.ptr for c in plain.devmap.values() if c.kind == b"cuda"}
+        contexts = {c.ptr for c in package.init_dev.devmap.values() if c.kind == b"cuda"}
         if len(contexts) > 1:
             from synk_theano_compat.cuda import extension
 
             mend(contexts, extension, ctypes.CDLL("libcuda.so.1"))
 
-    @functools.wraps(plain)
-    def init_dev(dev: str, name: Any = None, preallocate: Any = None) -> None:
-        plain(dev, name, preallocate)
+    @wrap(package, "init_dev")
+    def init_dev(plain: Any, *arguments: Any, **options: Any) -> None:
+        plain(*arguments, **options)
         check()
 
-    package.init_dev = init_dev
     check()  # flags may have named several
     return "theano.gpuarray.init_dev"
 
 
 def mend(contexts: Iterable[int], extension: Callable[[str], int], driver: Any) -> None:
-    """Exchange the tables of contexts, of which some may have theirs already.
+    """Exchange the tables of contexts on CUDA devices, by their addresses; some may have theirs.
 
     Args:
-        contexts: addresses of libgpuarray's contexts on CUDA devices.
         extension: returns the addresses of `cuda_enter`, `cuda_exit` and `cuda_get_stream`.
-        driver: CUDA's.
 
     Raises:
-        RuntimeError: this libgpuarray is not the one that this file knows.
+        RuntimeError: an unknown libgpuarray.
     """
     begins = {context: c_size_t.from_address(context) for context in contexts}
     others = {begin.value for begin in begins.values()} - set(_tables)
@@ -108,11 +103,7 @@ def mend(contexts: Iterable[int], extension: Callable[[str], int], driver: Any) 
 
 
 class _Library:
-    """What libgpuarray and CUDA do with contexts.
-
-    Args:
-        context: any one, entered by nobody else meanwhile.
-    """
+    """libgpuarray's and CUDA's functions of contexts; nobody else may enter `context` meanwhile."""
 
     def __init__(self, extension: Callable[[str], int], driver: Any, context: int) -> None:
         self._enter = ctypes.PYFUNCTYPE(*_OF_A_CONTEXT)(extension("cuda_enter"))
@@ -130,15 +121,11 @@ class _Library:
         self._counter = 4 * places[0]
 
     def entries(self, context: int) -> int:
-        """Return how often a context has been entered and not left."""
+        """Return how often a context is entered now."""
         return c_uint.from_address(context + self._counter).value
 
     def wait(self, to: int, of: int) -> bool:
-        """Have one context's later work wait for what another one's stream has been given so far.
-
-        Returns:
-            Whether that has succeeded.
-        """
+        """Make later work of a context wait for earlier work of another; return whether it will."""
         driver, status = self._driver, 0
         self._enter(of)
         if of not in self._events:

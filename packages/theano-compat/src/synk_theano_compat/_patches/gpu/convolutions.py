@@ -1,18 +1,11 @@
-"""G8, G9: cuDNN in Theano: on libgpuarray's stream, and with less work for the host.
-
-Each convolution of Theano's asks the driver for the largest free block of memory, and writes down
-shapes, strides and the device's address as text, to look up which algorithm was chosen for them:
-4 to 15 us of host time in each of some 160 calls in a step of ResNet-50. The answers are needed
-only when an algorithm is chosen.
-"""
+"""G8, G9: cuDNN in Theano: on libgpuarray's stream, and with less work for the host."""
 
 from __future__ import annotations
 
 import ctypes
-import functools
 from typing import Any
 
-from synk_theano_compat._patches.rewrite import in_c_code
+from synk_theano_compat._patches.rewrite import in_c_code_of, wrap
 
 CASE = """\
 #include <string.h>
@@ -91,20 +84,17 @@ OPS = {
 
 
 def one_stream() -> str:
-    """G8: let cuDNN work on libgpuarray's stream, as everything else does.
+    """G8: let cuDNN work on libgpuarray's stream, not on CUDA's default stream.
 
-    Theano leaves it on CUDA's default stream. Each change between the two streams lets the device
-    wait, and functions that use both cannot be captured as a graph.
+    Each change between the two lets the device wait, and prevents the capture of a function.
     """
     from theano.gpuarray import dnn
 
     from synk_theano_compat.cuda import stream_of
 
-    make = dnn._make_handle
-
-    @functools.wraps(make)
-    def made(context: Any) -> Any:
-        handle = make(context)
+    @wrap(dnn, "_make_handle")
+    def made(plain: Any, context: Any) -> Any:
+        handle = plain(context)
         stream = ctypes.c_void_p(stream_of(context))
         with context:
             status = dnn._dnn_lib().cudnnSetStream(handle, stream)
@@ -112,39 +102,24 @@ def one_stream() -> str:
             raise RuntimeError(f"cudnnSetStream failed with cuDNN's status {status}")
         return handle
 
-    dnn._make_handle = made
     return "_make_handle"
 
 
 def remembered_choices() -> str:
     """G9: ask for free memory only to choose an algorithm; remember the choice by numbers.
 
-    An op of other C code than that of Theano 1.0.5 raises LookupError when it is made.
+    Theano asks the driver in each call, and looks up the choice by a text of shapes, strides and
+    device: 4 to 15 us of host time in each of some 160 calls in a step of ResNet-50.
     """
     from theano.gpuarray import dnn
 
     for name, arrays in OPS.items():
-        kind = getattr(dnn, name)
-        kind.__init__ = _with_choices(kind.__init__, arrays)
+        in_c_code_of(getattr(dnn, name), edits(*arrays))
     return ", ".join(OPS)
 
 
-def _with_choices(initialise: Any, arrays: tuple[str, str, str]) -> Any:
-    @functools.wraps(initialise)
-    def patched(self: Any, *arguments: Any, **options: Any) -> None:
-        initialise(self, *arguments, **options)
-        for section, old, new in edits(*arrays):
-            in_c_code(self, section, old, new)
-
-    return patched
-
-
 def edits(source: str, filters: str, output: str) -> list[tuple[str, str, str]]:
-    """Return the changes of an op's C code: section, old and new text.
-
-    Args:
-        source, filters, output: C expressions of the arrays.
-    """
+    """Return the changes of an op's C code: section, old and new text; arrays as C expressions."""
     struct = "support_code_struct"
     remember = REMEMBER.format(input=source, filter=filters, output=output)
     fields = "int     has_choice;\nlong long chosen_for[CASE_WORDS];\n"

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 import sys
 import warnings
-from typing import Any, Callable
+from typing import Any
 
 from synk_theano_compat._patches import flags
-from synk_theano_compat._patches.rewrite import in_c_code, rewrite
+from synk_theano_compat._patches.rewrite import in_c_code_of, rewrite, wrap
 
 _NEW_HEADERS = "Your cuDNN version is more recent than Theano"
 _PATHS = ("dnn.include_path", "dnn.library_path", "dnn.bin_path", "cuda.include_path")
 
-
 found: list[int] = []
-"""The version of the cuDNN whose library and header Theano's flags name by `set_paths`, if any."""
+"""The version of the cuDNN that `set_paths` has named in Theano's flags, if any."""
 
 
 def set_paths() -> str:
     """G2: find cuDNN and its header, and set the flags of Theano that name their folders.
 
-    Runs before ``theano.gpuarray.dnn`` is executed, which asks cuDNN for its version at once, and
-    only if pygpu is there. The user's ``dnn.*_path`` and ``cuda.include_path`` are searched first.
+    ``theano.gpuarray.dnn`` asks cuDNN for its version at once, if there is pygpu. The user's
+    ``dnn.*_path`` and ``cuda.include_path`` are searched first.
     """
     from theano import config
 
@@ -78,10 +76,10 @@ _plain: list[Any] = []
 
 
 def insert_version() -> str:
-    """G15: tell Theano cuDNN's version, which `set_paths` has found out.
+    """G15: give Theano the version of cuDNN that `set_paths` has found.
 
-    To ask for it Theano compiles a program, in each process again and under the global compile
-    lock: four ranks that start at the same time wait for each other for two seconds.
+    Theano would compile a program for it in each process, under the global compile lock: four ranks
+    that start together wait for each other for two seconds.
     """
     import theano
 
@@ -89,26 +87,24 @@ def insert_version() -> str:
 
     if not found:
         return "not needed"
-    version, plain = found[-1], theano.function
-    # What was loaded first under this name, as PyTorch's own, is what Theano's modules get.
+    version = found[-1]
+    # Theano's modules get the first library loaded under this name, such as PyTorch's own.
     name = f"libcudnn.so.{version // (1000 if version < 90000 else 10000)}"
     if cudnn.library_version(name) != version:
         return f"left to Theano: another {name} is loaded"
-    _plain.append(plain)
+    _plain.append(theano.function)
 
-    @functools.wraps(plain)
-    def function(inputs: Any, outputs: Any = None, *rest: Any, **options: Any) -> Any:
+    @wrap(theano, "function")
+    def function(plain: Any, inputs: Any, outputs: Any = None, *rest: Any, **options: Any) -> Any:
         op = getattr(getattr(outputs, "owner", None), "op", None)
         if type(op).__name__ == "DnnVersion":
             return lambda: (version, version)  # the header's, and the library's
         return plain(inputs, outputs, *rest, **options)
 
-    theano.function = function
     return "theano.function"
 
 
 def remove_version() -> str:
-    """Undo `insert_version`."""
     import theano
 
     if not _plain:
@@ -141,12 +137,11 @@ def header_in_version() -> str:
 
     text = (INCLUDE / "cudnn.h").read_bytes()
     digest = int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
-    version: Callable[[Any], tuple[Any, ...]] = DnnBase.c_code_cache_version
 
-    def c_code_cache_version(self: Any) -> tuple[Any, ...]:
-        return (*version(self), digest)
+    @wrap(DnnBase, "c_code_cache_version")
+    def version(plain: Any, self: Any) -> tuple[Any, ...]:
+        return (*plain(self), digest)
 
-    DnnBase.c_code_cache_version = c_code_cache_version
     return "DnnBase.c_code_cache_version"
 
 
@@ -168,26 +163,21 @@ def no_recurrent_networks() -> str:
     """
     from theano.gpuarray import dnn
 
-    for name in RNN_CLASSES:
-        kind = getattr(dnn, name)
-        kind.__init__ = _refusing(dnn, name, kind.__init__)
-    return ", ".join(RNN_CLASSES)
-
-
-def _refusing(dnn: Any, name: str, initialise: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(initialise)
-    def checked(self: Any, *arguments: Any, **options: Any) -> None:
+    def checked(plain: Any, self: Any, *arguments: Any, **options: Any) -> None:
         version = dnn.version(raises=False)
         if version >= 9000:
             raise RuntimeError(
-                f"{name}: got cuDNN {version}, expected 5 to 8. cuDNN 9 has removed the functions "
-                "for recurrent networks that Theano uses (cudnnRNNForwardTraining and others). "
-                "Write the network with theano.scan or Lasagne's recurrent layers, which run on "
-                "the GPU without cuDNN, or install cuDNN 8 (pip install 'nvidia-cudnn-cu12<9')"
+                f"{type(self).__name__}: got cuDNN {version}, expected 5 to 8. cuDNN 9 has removed "
+                "the functions for recurrent networks that Theano uses (cudnnRNNForwardTraining "
+                "and others). Write the network with theano.scan or Lasagne's recurrent layers, "
+                "which run on the GPU without cuDNN, or install cuDNN 8 (pip install "
+                "'nvidia-cudnn-cu12<9')"
             )
-        initialise(self, *arguments, **options)
+        plain(self, *arguments, **options)
 
-    return checked
+    for name in RNN_CLASSES:
+        wrap(getattr(dnn, name), "__init__")(checked)
+    return ", ".join(RNN_CLASSES)
 
 
 FIRST_USE = "  if (c_set_tensorNd(input, APPLY_SPECIFIC(input)) != 0)\n    return 1;\n"
@@ -224,40 +214,25 @@ EMPTY_SUM = """\
 def sound_reductions() -> str:
     """G6: use cuDNN only for the reductions that it computes right; an empty sum is 0.
 
-    cuDNN's reductions refuse arrays without elements, which Theano passes on; and those of float16
-    read rows of an odd length at addresses that the device forbids (cuDNN 9.14 on Hopper), after
-    which the whole process can no longer use its GPU. Theano's own kernels do the rest.
-
-    An op of other C code than that of Theano 1.0.5 raises LookupError when it is made.
+    cuDNN's reductions refuse arrays without elements; and those of float16 read rows of an odd
+    length at addresses that the device forbids (cuDNN 9.14 on Hopper), after which the process can
+    no longer use its GPU. Theano's own kernels do the rest.
     """
     from theano.gpuarray import dnn
     from theano.scalar.basic import Mul
 
-    initialise = dnn.GpuDnnReduction.__init__
+    edit = "support_code_struct", FIRST_USE, EMPTY_SUM + FIRST_USE
+    in_c_code_of(dnn.GpuDnnReduction, [edit])
 
-    @functools.wraps(initialise)
-    def patched(self: Any, *arguments: Any, **options: Any) -> None:
-        initialise(self, *arguments, **options)
-        in_c_code(self, "support_code_struct", FIRST_USE, EMPTY_SUM + FIRST_USE)
-
-    dnn.GpuDnnReduction.__init__ = patched
-
-    def wanted(node: Any) -> bool:
+    def checked(transform: Any, node: Any) -> Any:
         variables = (*node.inputs, *node.outputs)
         if any(getattr(variable, "dtype", "") == "float16" for variable in variables):
-            return False
+            return None
         # An empty product is 1, not 0; Theano's kernel refuses it.
-        return not isinstance(getattr(node.op, "scalar_op", None), Mul)
+        is_product = isinstance(getattr(node.op, "scalar_op", None), Mul)
+        return None if is_product else transform(node)
 
     lowered = [dnn.local_dnn_reduction, dnn.local_cudnn_maxandargmax]
     for optimizer in lowered:
-        optimizer.transform = _only(wanted, optimizer.transform)
+        wrap(optimizer, "transform")(checked)
     return ", ".join(["GpuDnnReduction", *(optimizer.__name__ for optimizer in lowered)])
-
-
-def _only(wanted: Callable[[Any], bool], transform: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    @functools.wraps(transform)
-    def checked(node: Any) -> Any:
-        return transform(node) if wanted(node) else None
-
-    return checked

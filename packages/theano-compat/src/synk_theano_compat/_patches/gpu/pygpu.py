@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import sys
-from typing import Any, Callable
+from typing import Any
 
-from synk_theano_compat._patches.rewrite import rewrite
+from synk_theano_compat._patches.rewrite import rewrite, wrap
 
 
 def watch_pygpu() -> str:
     """G1: make CUDA's libraries available before pygpu opens a CUDA device or counts them."""
     pygpu: Any = sys.modules["pygpu"]
-    for name in ("init", "count_devices"):
-        prepared = _prepared(getattr(pygpu.gpuarray, name))
-        setattr(pygpu.gpuarray, name, prepared)
-        if hasattr(pygpu, name):
-            setattr(pygpu, name, prepared)
-    return "pygpu.init, pygpu.gpuarray.count_devices"
 
-
-def _prepared(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def prepared(*arguments: Any, **options: Any) -> Any:
+    def prepared(plain: Any, *arguments: Any, **options: Any) -> Any:
         # The first argument of both functions, by position or by its name there.
         device = arguments[0] if arguments else options.get("dev", options.get("kind", ""))
         name = device.decode() if isinstance(device, bytes) else str(device)
@@ -31,9 +21,13 @@ def _prepared(function: Callable[..., Any]) -> Callable[..., Any]:
             from synk_theano_compat._cuda import libraries
 
             libraries.prepare()
-        return function(*arguments, **options)
+        return plain(*arguments, **options)
 
-    return prepared
+    for name in ("init", "count_devices"):
+        wrap(pygpu.gpuarray, name)(prepared)
+        if hasattr(pygpu, name):
+            setattr(pygpu, name, getattr(pygpu.gpuarray, name))
+    return "pygpu.init, pygpu.gpuarray.count_devices"
 
 
 def one_line_warning() -> str:
@@ -59,19 +53,17 @@ def several_names() -> str:
     types: Any = sys.modules["theano.gpuarray.type"]
     if package.pygpu is None:
         return "nothing to do"
-    plain = package.init_dev
 
     def register(name: Any, device: str) -> None:
         # Theano does so for the first name of a device alone.
         if name not in types.list_contexts():
-            types.reg_context(name, plain.devmap[device])
+            types.reg_context(name, package.init_dev.devmap[device])
 
-    @functools.wraps(plain)
-    def init_dev(dev: str, name: Any = None, preallocate: Any = None) -> None:
+    @wrap(package, "init_dev")
+    def init_dev(plain: Any, dev: str, name: Any = None, preallocate: Any = None) -> None:
         plain(dev, name, preallocate)
         register(name, dev)
 
-    package.init_dev = init_dev
     for pair in filter(None, package.config.contexts.split(";")):
         name, _, device = pair.partition("->")
         register(name.strip(), device.strip())
@@ -79,10 +71,10 @@ def several_names() -> str:
 
 
 def no_default_context() -> str:
-    """G11: optimize functions where contexts have names and no one is the default.
+    """G11: optimize functions where contexts have names and none is the default.
 
-    Theano looks for the context among the function's inputs alone, and logs a traceback if there is
-    none: then the whole optimization for GPUs is left out.
+    Theano looks for the context among the function's inputs alone; without one it logs a traceback,
+    and skips the whole optimization for GPUs.
     """
     optimizer: Any = sys.modules["theano.gpuarray.opt"].GraphToGPU
     old = "    target = infer_context_name(*fgraph.inputs)\n"
