@@ -92,7 +92,7 @@ def data(side, rows, seed):
 def overlapped(train):
     """Whether the last step's average began amid the gradient."""
     function = train.grad_function
-    loaded = function.prover._runtime._rank.functions[function.number]
+    loaded = function._runtime._rank.functions[function.number]
     return any(average.is_done for average in loaded.averages.values())
 
 

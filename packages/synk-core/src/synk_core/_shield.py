@@ -11,8 +11,8 @@ from typing import Optional
 class Shield:
     """A block in which this package's handlers of signals raise nothing: ``with SHIELD: ...``.
 
-    What has come meanwhile comes again at its end. In other threads than the main one, which is the
-    only one that signals interrupt, it does nothing.
+    The last signal is raised again at its end. Outside of the main thread, the only one that
+    signals interrupt, it does nothing.
     """
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class Shield:
         self._missed: Optional[int] = None
 
     def holds(self, number: int) -> bool:
-        """Return whether a signal, whose handler asks, has to wait for the end of the block."""
+        """Return whether a signal has to wait for the end of the block; called by its handler."""
         if self._depth:
             self._missed = number
         return self._depth > 0

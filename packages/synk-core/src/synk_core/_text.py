@@ -43,7 +43,7 @@ _CURES = {
 
 
 def with_cure(error: BaseException) -> str:
-    """Return the text of a system's error, and the cure where it stands for a limit."""
+    """Return the text of a system's error, and the cure if it reports a limit."""
     number = errno.EAGAIN if "start new thread" in text_of(error) else getattr(error, "errno", 0)
     return "; ".join(filter(None, (text_of(error), _CURES.get(number))))
 

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Callable, Optional, TypeVar, cast
 
 PACKAGES = ("synk_core", "synk_theano", "synk_pytensor", "synkhronos")
-"""Those of the library that users call, and of what these call in turn for the graph engine."""
+"""Those of the library that users call, and those that these call for the graph engine."""
 
 _OURS = frozenset({*PACKAGES, "synk_comm", "synk_shm"})
 
@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def brief_traceback(function: F) -> F:
-    """Decorate what users call: an error that comes out of it shows their line, and then this."""
+    """Decorate a function that users call: its errors show their line, and then this."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -45,12 +45,16 @@ def shortened(error: BaseException) -> BaseException:
     return error
 
 
+def package_of(frame: Any) -> str:
+    """Return the name of the package whose code a frame runs."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
 def without_ours(trace: Optional[TracebackType]) -> Optional[TracebackType]:
     """Return a traceback without the frames of this library."""
     kept = []
     while trace is not None:
-        package = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package not in _OURS:
+        if package_of(trace.tb_frame) not in _OURS:
             kept.append(trace)
         trace = trace.tb_next
     short: Optional[TracebackType] = None

@@ -6,15 +6,15 @@ import sys
 import warnings
 from typing import Any, Optional, Tuple, Type
 
-from ._tracebacks import PACKAGES
+from ._tracebacks import PACKAGES, package_of
 
 Place = Tuple[str, int]
 """A file and a line in it."""
 
 
 def warn_user(text: str, category: Type[Warning], place: Optional[Place] = None) -> None:
-    """Warn at the innermost line outside of this library; where there is none, as at the program's
-    end, at `place`, or of the program as a whole."""
+    """Warn at the innermost line outside of this library; without one, as at the program's end, at
+    `place`, or of the program as a whole."""
     frame = _users_frame()
     if frame is None:
         file, line = place or (sys.argv[0] or "<program>", 0)
@@ -34,12 +34,6 @@ def user_place() -> Optional[Place]:
 
 def _users_frame() -> Any:
     frame: Any = sys._getframe(1)
-    while frame is not None and is_ours(frame):
+    while frame is not None and package_of(frame) in PACKAGES:
         frame = frame.f_back
     return frame
-
-
-def is_ours(frame: Any) -> bool:
-    """Return whether a frame is of this library."""
-    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-    return package in PACKAGES

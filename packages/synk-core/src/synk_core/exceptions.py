@@ -1,7 +1,7 @@
 """All errors that synk-core raises on purpose.
 
-One base class, `SynkError`; each subclass is also the built-in kind that a caller would catch.
-Messages give the value got, the value expected, and the cure.
+Each is a `SynkError`, and also of the built-in class that a caller would catch. Messages give the
+value got, the value expected, and the cure.
 """
 
 from __future__ import annotations
@@ -140,14 +140,14 @@ class NotFinite(SynkError, FloatingPointError):
 class WorkerFailed(SynkError, RuntimeError):
     """User code raised in a worker; the runtime stays usable.
 
-    It is also of the class of what was raised, so that ``except ValueError`` catches one of any
+    It is also of the class of the worker's error, so that ``except ValueError`` catches one of any
     rank, and has its attributes.
 
     Attributes:
-        rank: where it happened first.
-        doing: what the rank was doing, with the rows of the call.
+        rank: the rank that failed first.
+        doing: its act, with the rows of the call.
         others: the ranks that failed after it, with their reasons.
-        traceback: the worker's formatted traceback, whole. The exception itself, when it could be
+        traceback: the worker's formatted traceback, whole. The exception itself, if it could be
             pickled, is this error's ``__cause__``.
     """
 
@@ -165,8 +165,7 @@ class WorkerFailed(SynkError, RuntimeError):
             f"\nThen rank {r} failed: {_first_line(t)}" for r, t in (others or {}).items()
         )
         text = f"rank {rank} failed in {doing}: {_first_line(reason)}{also}\n{note}".rstrip()
-        if frames is None:
-            frames = traceback or reason
+        frames = traceback or reason if frames is None else frames
         if frames:
             text += f"\nTraceback of rank {rank}:\n{frames.rstrip()}"
         # Not through super(): the other base class may take other arguments.
@@ -180,11 +179,11 @@ class WorkerFailed(SynkError, RuntimeError):
         return str(self.args[0])
 
     def __reduce__(self) -> Any:
-        return _restored, (self.args, vars(self), self.__cause__)
+        return _failed_again, (self.args, vars(self), self.__cause__)
 
     @classmethod
     def of(cls, cause: Optional[BaseException], *details: Any) -> WorkerFailed:
-        """Make an error that is, where possible, also of its cause's class, with its attributes."""
+        """Make an error that is, if possible, also of its cause's class, with its attributes."""
         error = cls(*details)
         # Some users' classes cannot be derived from, or not together with others.
         with contextlib.suppress(Exception, SystemExit):
@@ -200,26 +199,30 @@ class WorkerFailed(SynkError, RuntimeError):
         return error
 
 
-def _restored(
-    args: Tuple[Any, ...], attributes: Mapping[str, Any], cause: Optional[BaseException]
-) -> WorkerFailed:
+def _failed_again(args: Any, attributes: Mapping[str, Any], cause: Any) -> WorkerFailed:
     error = WorkerFailed.of(cause, 0, "", "", "")
     error.args, error.__cause__ = args, cause
     vars(error).update(attributes)
     return error
 
 
-class WorkerStalled(SynkError, TimeoutError):
-    """Some worker kept the others waiting longer than `timeout_s`; the runtime is closed by it.
+def _pickled(error: Any) -> Any:
+    """Pickle an error with its text, not with the arguments of its class."""
+    state = {**vars(error), "args": error.args}
+    return copyreg.__newobj__, (type(error),), state  # type: ignore[attr-defined]
 
-    A note at the end of what Python prints has the last acts of the first of them.
+
+class WorkerStalled(SynkError, TimeoutError):
+    """Some workers kept the others waiting longer than `timeout_s`; this closes the runtime.
+
+    A note at the end of the printed error has the last acts of the first one.
 
     Attributes:
-        rank: the first of them.
+        rank: the first of these workers.
         ranks: all of them.
-        doing: what the first one was doing.
+        doing: the act of the first one.
         seconds: duration of the order until then.
-        stacks: the Python stacks of these ranks, by rank.
+        stacks: their Python stacks, by rank.
     """
 
     def __init__(
@@ -240,9 +243,7 @@ class WorkerStalled(SynkError, TimeoutError):
         self.seconds = seconds
         self.stacks = dict(stacks)
 
-    def __reduce__(self) -> Any:
-        state = {**vars(self), "args": self.args}
-        return copyreg.__newobj__, (type(self),), state  # type: ignore[attr-defined]
+    __reduce__ = _pickled
 
 
 class Interrupted(KeyboardInterrupt):
@@ -250,16 +251,16 @@ class Interrupted(KeyboardInterrupt):
 
 
 class WorkerDied(SynkError, RuntimeError):
-    """A worker process ended when it should not have; the runtime is closed by it.
+    """A worker process ended unexpectedly; this closes the runtime.
 
-    A note at the end of what Python prints has the last acts of the rank.
+    A note at the end of the printed error has the last acts of the rank.
 
     Attributes:
-        rank: which worker.
+        rank: of the worker.
         exitcode: its exit status as in `subprocess`: negative for a signal; None if it is not
             known, because the process lives, or because a program that ignores SIGCHLD or waits for
             any child has taken it.
-        doing: what it was doing, in words.
+        doing: its act, in words.
         signal: the signal's name (``"SIGKILL"``), or None.
         host: its host, if an MPI launcher has started it; else None.
     """
@@ -272,9 +273,7 @@ class WorkerDied(SynkError, RuntimeError):
         reason: str = "",
         host: Optional[str] = None,
     ) -> None:
-        self.rank = rank
-        self.exitcode = exitcode
-        self.doing = doing
+        self.rank, self.exitcode, self.doing, self.host = rank, exitcode, doing, host
         self.signal: Optional[str] = None
         if reason:
             how = f"gave up with {reason}"
@@ -288,7 +287,6 @@ class WorkerDied(SynkError, RuntimeError):
             how = f"was killed by {self.signal}"
         else:
             how = f"exited with status {exitcode}"
-        self.host = host
         where = "" if host is None else f" on host {host}"
         cure = (
             "All workers are stopped and their memory is freed. Call fork() to start again"
@@ -296,18 +294,12 @@ class WorkerDied(SynkError, RuntimeError):
             else "Its launcher cannot replace it: save what you need, and start the program again, "
             "from a checkpoint"
         )
-        super().__init__(
-            f"the worker process of rank {rank}{where} {how} while it was {doing}. {cure}."
-            + (
-                " (SIGKILL often comes from the kernel when memory runs out: see `dmesg`.)"
-                if self.signal == "SIGKILL"
-                else ""
-            )
-        )
+        text = f"the worker process of rank {rank}{where} {how} while it was {doing}. {cure}."
+        if self.signal == "SIGKILL":
+            text += " (SIGKILL often comes from the kernel when memory runs out: see `dmesg`.)"
+        super().__init__(text)
 
-    def __reduce__(self) -> Any:
-        state = {**vars(self), "args": self.args}
-        return copyreg.__newobj__, (type(self),), state  # type: ignore[attr-defined]
+    __reduce__ = _pickled
 
 
 def _first_line(text: str) -> str:

@@ -1,7 +1,7 @@
 """Files that a run writes: whole or not at all, and their user's alone, whatever the umask.
 
-A link that is the user's own, or root's, is followed, as shells do; another user's never is. What
-is written to a device, a FIFO or a descriptor (``/dev/stdout``) goes into it. For other packages.
+A link that is the user's own, or root's, is followed, as shells do; another user's never is.
+Devices, FIFOs and descriptors (``/dev/stdout``) are written into. For other packages.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import BinaryIO, Iterator, Optional, Tuple, Union
 __all__ = ["make_folder", "place_of", "stream_of", "whole_file"]
 
 _MOST_LINKS = 40  # as Linux follows
-_FILE, _STREAMS = stat.S_IFREG, (stat.S_IFCHR, stat.S_IFIFO)
+_STREAMS = (stat.S_IFCHR, stat.S_IFIFO)
 
 
 def make_folder(path: Path) -> None:
     """Make a folder, and those on the way to it, for this user alone; existing ones stay."""
-    # One by one: of those that it makes on the way, mkdir(parents=True) would leave others in.
+    # One by one: mkdir(parents=True) would let others into those that it makes on the way.
     for step in (*reversed(path.absolute().parents), path):
         step.mkdir(mode=0o700, exist_ok=True)
 
@@ -30,7 +30,7 @@ def make_folder(path: Path) -> None:
 def place_of(
     path: Union[str, os.PathLike[str]], follow: bool = True
 ) -> Tuple[str, Optional[os.stat_result]]:
-    """Return where to write, with links followed, and the state of what is there, or None.
+    """Return the place to write to, with links followed, and the state of its file, or None.
 
     Args:
         follow: False to return the place of a link itself, and to refuse devices and FIFOs.
@@ -39,8 +39,6 @@ def place_of(
         OSError: there is a folder, a socket or a block device, or another user's link.
     """
     place = os.fspath(path)
-    if not os.path.isabs(place):
-        place = os.path.join(os.getcwd(), place)
     for _ in range(_MOST_LINKS):
         folder, name = os.path.split(place)
         place = os.path.join(os.path.realpath(folder), name)
@@ -53,12 +51,12 @@ def place_of(
         kind = stat.S_IFMT(found.st_mode)
         if kind == stat.S_IFDIR:
             raise IsADirectoryError(f"{place} is a folder; expected the name of a file")
-        if kind == stat.S_IFLNK and not follow:
-            return place, None
+        if kind == stat.S_IFREG or (follow and kind in _STREAMS):
+            return place, found
         if kind != stat.S_IFLNK:
-            if kind == _FILE or (follow and kind in _STREAMS):
-                return place, found
             raise OSError(f"{place} is no file, but a socket or device; expected another name")
+        if not follow:
+            return place, None
         if found.st_uid not in (0, os.geteuid()):
             raise PermissionError(
                 f"{place} is a link of another user (uid {found.st_uid}), which is not followed; "
@@ -96,7 +94,7 @@ def stream_of(path: Union[str, os.PathLike[str]]) -> Optional[BinaryIO]:
 
 @contextlib.contextmanager
 def whole_file(path: Union[str, os.PathLike[str]], follow: bool = True) -> Iterator[BinaryIO]:
-    """Open a file to write: it takes its place, on the disk, at the end of the block, or never.
+    """Open a file to write; at the end of the block, and only then, it is at its place on the disk.
 
     It has the owner and the mode of the file that it replaces, or else is this user's alone.
 
@@ -104,7 +102,7 @@ def whole_file(path: Union[str, os.PathLike[str]], follow: bool = True) -> Itera
         follow: False to replace a link, for names that the user has not chosen.
 
     Raises:
-        OSError: as `stream_of`; or it cannot be written; an old one is unchanged then.
+        OSError: as `stream_of`; or it cannot be written, and an old one is unchanged.
     """
     stream = stream_of(path) if follow else None
     if stream is not None:

@@ -1,7 +1,7 @@
 """Run a program on ranks that an MPI launcher has started: what `synkhronos run` does.
 
-``mpiexec -n 8 python train.py`` needs nothing of this: `fork()` finds the launcher by itself. There
-all ranks run the program up to `fork()`; here rank 0 alone runs it, and the others wait.
+``mpiexec -n 8 python train.py`` does without: `fork()` finds the launcher by itself. There all
+ranks run the program up to `fork()`; here rank 0 alone runs it, and the others wait.
 """
 
 from __future__ import annotations
@@ -26,18 +26,15 @@ BACKENDS = ("shm", "zmq", "mpi")
 
 
 def launched() -> Optional[Launch]:
-    """Return the launcher that has started this process and others; None if there is none.
-
-    It looks at the environment alone, and initializes nothing.
-    """
+    """Return the launcher that has started this process and others, or None; initialize nothing."""
     return launcher.detected()
 
 
 def library() -> Dict[str, str]:
     """Return the MPI that mpi4py uses: its name and version, its file, and mpi4py's version.
 
-    MPI is initialized, as a process that no launcher has started, for the rest of this process. So
-    call it in one that does nothing else.
+    It initializes MPI for the rest of this process, as if no launcher had started it. So call it in
+    a process that does nothing else.
 
     Raises:
         ImportError, RuntimeError: mpi4py is not installed, or finds no MPI.
@@ -59,10 +56,10 @@ def library() -> Dict[str, str]:
 
 @functools.cache
 def join() -> Optional[World]:
-    """Meet the other ranks of this process's launcher; return None if there are none.
+    """Join the other ranks of this process's launcher; return None if there are none.
 
-    A collective of all its ranks the first time; later calls return the same. At its end rank 0
-    lets the others end.
+    The first call is a collective of all its ranks; later calls return the same world. At the end
+    of its program rank 0 ends the others.
 
     Raises:
         StartError: MPI cannot be used, or does not fit the launcher.
@@ -77,7 +74,7 @@ def join() -> Optional[World]:
     if leaving is not None and not (world.rank and "HYDI_CONTROL_FD" in os.environ):
         # MPICH's launcher closes the connection of a worker that leaves; others may not.
         world.leaving = leaving
-    # MPI may have put its own handler in the place.
+    # MPI may have replaced it.
     _outlive_others(handler)
     atexit.register(world.end)
     return world
@@ -87,11 +84,7 @@ def _outlive_others(handler: Any = None) -> Any:
     """Ignore the signal by which MPICH's launcher reports the end of a rank, unless the program
     handles it: it would end this process, which is to report that itself.
 
-    Args:
-        handler: to install; None for what the program has installed.
-
-    Returns:
-        The handler that was installed.
+    Install `handler`, or the program's own if None; return it.
     """
     if threading.current_thread() is not threading.main_thread():
         return None
@@ -102,7 +95,7 @@ def _outlive_others(handler: Any = None) -> Any:
 
 
 def serve() -> None:
-    """On a rank other than 0, compute what rank 0 orders; returns when rank 0 has ended."""
+    """On a rank other than 0, perform the orders of rank 0; return when rank 0 has ended."""
     from ._workers.mpi_worker import serve_world
 
     world = join()

@@ -128,7 +128,7 @@ class DelayedCall(Delayed):
 
 
 OF_THE_RUNTIME = {"attach", "begin", "before_slices", "belongs_to", "calls", "finish", "is_due"}
-OF_THE_RUNTIME |= {"label", "number", "of_function", "orders", "planner", "prover", "rehearse"}
+OF_THE_RUNTIME |= {"label", "number", "of_function", "orders", "planner", "rehearse"}
 OF_THE_RUNTIME |= {"reported", "spec", "take_options", "variant"}
 """Attributes that completion leaves out."""
 
@@ -168,7 +168,7 @@ class Function(FunctionFeatures):
         self.rows: Optional[Tuple[int, ...]] = None
         returns: Dict[str, Callable[[Any], Any]] = {"single": itemgetter(0), "none": _nothing}
         self._returned = returns.get(spec.returns, list)
-        self.attach(runtime, plain, **settings)
+        self.attach(runtime, **settings)
 
     @property
     def name(self) -> Optional[str]:

@@ -1,10 +1,11 @@
-"""The base classes of what features add to a runtime and to its functions."""
+"""The base classes of the parts that features add to a runtime and to its functions."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Dict, Sequence, Tuple
 
 from synk_core._graph.inputs import Signature
+from synk_core._graph.spec import FunctionSpec
 from synk_core._master.acts import Prepared
 from synk_core._master.lifecycle import Lifecycle
 from synk_core._master.orders import Orders
@@ -24,10 +25,10 @@ class RuntimeFeature:
     _rank: Rank
 
     def _take_options(self, options: Dict[str, Any]) -> Tuple[Own, ...]:  # noqa: ARG002
-        """Take the feature's own out of the options, before anything is started.
+        """Remove the feature's own options, before anything is started.
 
         Returns:
-            What every rank performs at its start.
+            The acts that every rank performs at its start.
 
         Raises:
             InputTypeError, InputValueError: an option is wrong.
@@ -35,40 +36,26 @@ class RuntimeFeature:
         return ()
 
     def _begin(self) -> None:
-        """Follow orders: called once they can be given; workers start in the background."""
+        """Follow orders: called when they can be given; workers start in the background."""
 
     def _finish(self) -> None:
-        """Finish what is under way: called before the runtime closes."""
-
-
-def _never() -> bool:
-    """Return False: no call is special."""
-    return False
-
-
-def _nothing(*_: Any) -> None:
-    """Do nothing."""
+        """Finish the feature's work: called before the runtime closes."""
 
 
 class FunctionFeature:
-    """A base class of `Function`; each does its own part of these methods, and calls the next.
+    """A base class of `Function`; each does its own part of these methods, and calls the next."""
 
-    Attributes:
-        is_due: returns whether the next call is special: `rehearse` and `variant` are called then.
-        rehearse: called with the values and options of a special call; nothing is staged yet.
-        before_slices: called before calls in slices.
-        reported: called with what the variant of a call reports, when the call is done.
-    """
-
+    spec: FunctionSpec
+    number: int
+    calls: int
+    orders: Orders
+    planner: Any
+    _plain: Any
     _signature: Signature
-    is_due: Callable[[], bool] = staticmethod(_never)
-    rehearse: Callable[..., None] = staticmethod(_nothing)
-    before_slices: Callable[[], None] = staticmethod(_nothing)
-    reported: Callable[[Any], None] = staticmethod(_nothing)
 
     @classmethod
     def take_options(cls, runtime: Any, options: Dict[str, Any]) -> None:
-        """Take the feature's own out of a runtime's options, before anything is started.
+        """Remove the feature's own options of a runtime, before anything is started.
 
         Raises:
             InputTypeError, InputValueError: an option is wrong.
@@ -80,17 +67,30 @@ class FunctionFeature:
 
     @classmethod
     def of_function(cls, runtime: Any, options: Dict[str, Any]) -> Dict[str, Any]:  # noqa: ARG003
-        """Take the feature's own out of a function's options; return what `attach` gets.
+        """Remove the feature's own options of a function; return the arguments of `attach`.
 
         Raises:
             InputTypeError, InputValueError: an option is wrong.
         """
         return {}
 
-    def attach(self, runtime: Any, plain: Any, **settings: Any) -> None:
-        """Begin to take part in calls: the function is built, and `plain` its compiled form."""
+    def attach(self, runtime: Any, **settings: Any) -> None:
+        """Begin to take part in calls: the function is built."""
+
+    def is_due(self) -> bool:
+        """Return whether the next call is special: `rehearse` and `variant` are called then."""
+        return False
+
+    def rehearse(self, values: Sequence[Any], options: Any) -> None:
+        """Prepare a special call, before anything is staged."""
+
+    def before_slices(self) -> None:
+        """Prepare a call in slices."""
 
     def variant(self, call: Any, options: Any) -> Prepared:  # noqa: ARG002 - for features
         """Return the act that performs a planned call that is special."""
         planned: Prepared = call
         return planned
+
+    def reported(self, report: Any) -> None:
+        """Take the report of the variant of a call that is done."""

@@ -187,6 +187,27 @@ def test_all_rows_in_pieces_where_they_do_not_fit_into_memory(pair):
         bad(rows(8))
 
 
+def test_updates_whose_shapes_no_collective_combines_are_not_compared(pair):
+    """Of the ranks' unequal shares, and of pieces of the rows."""
+
+    @as_op([T.dmatrix], [T.dmatrix])
+    def hungry(values):
+        if len(values) > 4:
+            raise MemoryError("no room")
+        return values
+
+    wide, long = (engine.shared(np.zeros((0, 0)), name=name) for name in ("wide", "long"))
+    f = pair.function([x], updates=[(wide, hungry(x).T), (long, hungry(x))], **FAST)
+    for count, how in ((3, "whole"), (8, "5 pieces")):
+        report = f.verify(rows(count), num_slices=1)
+        assert (report.ok, report.how) == (True, how), str(report)
+        reason = reasons(report)["update of wide"]
+        assert report.notes == (f"update of wide is not proved: {reason}",)
+        assert [c.op for c in report.comparisons if c.difference] == ["gather"]
+    f(rows(8))
+    assert f.proof.notes == report.notes
+
+
 def test_flags_that_no_collective_combines(pair):
     b = engine.shared(np.zeros(3, bool), name="b")
     spread_out = T.gt(opaque(x).max(axis=0) - opaque(x).min(axis=0), 1.5)
@@ -537,11 +558,15 @@ def test_results_that_cannot_be_split_are_found(pair):
 
 
 def test_variables_that_hold_no_arrays_are_left_alone(pair):
-    structured_dot = pytest.importorskip("theano.sparse").structured_dot
+    sparse = pytest.importorskip("theano.sparse")
     matrix = engine.shared(scipy.sparse.csr_matrix(np.diag([1.0, 2.0, 3.0])), name="matrix")
-    g = pair.function([x], (structured_dot(matrix, x.T).T, "gather"))
+    g = pair.function([x], (sparse.structured_dot(matrix, x.T).T, "gather"))
     right(pair, g, rows(5))
     np.testing.assert_array_equal(g(rows(5)), rows(5) * [1.0, 2.0, 3.0])
+    update = pair.function([x], updates=[(matrix, sparse.csr_from_dense(x.T.dot(x)))], **FAST)
+    update(rows(5))
+    np.testing.assert_allclose(matrix.get_value().toarray(), rows(5)[:3].T.dot(rows(5)[:3]))
+    assert reasons(update.verify(rows(5), num_slices=1))["update of matrix"] == "it is no array"
 
 
 def test_a_zero_with_rounding_errors_is_not_judged_by_its_digits(pair):

@@ -65,9 +65,9 @@ def test_times_of_other_hosts_count_when_they_come():
     for serial in (1, 2, 3):
         times = np.array([1.0, 2.0, 0.0, 3.0, 1.0, 0.0])
         ledger.after(Record(acts, times, 0.0, 10.0, serial))
-    assert ledger.lacks_times
+    assert ledger.incomplete
     ledger.complete([[], [], [(1, [6.0, 3.5]), (2, [0.5, 0.5])]])
-    assert not ledger.lacks_times
+    assert not ledger.incomplete
     stats = ledger.stats(reset=False)
     assert stats["first"].slowest == (0, 2, 1)
     assert stats["last"].slowest == (2, 0, 1)

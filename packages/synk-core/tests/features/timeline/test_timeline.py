@@ -166,6 +166,25 @@ def test_a_recording_survives_a_lost_rank(tmp_path, monkeypatch, number):
     assert spans(trace, "compute", 0)
 
 
+def test_a_rank_that_is_lost_when_the_recording_ends(tmp_path, monkeypatch):
+    """After the master's own spans are taken from its recorder."""
+    path = tmp_path / "trace.json"
+    with Runtime(2) as runtime:
+        mean, *_ = mean_and_rows(runtime)
+        timeline = runtime.timeline(path)
+        mean(np.ones((4, 3)))
+
+        def lose(*_acts, **_options):
+            runtime._rank.flight.recorder.stop()
+            runtime.close()
+            raise WorkerDied(1, -signal.SIGKILL, "ending")
+
+        monkeypatch.setattr(runtime.orders, "perform_own", lose)
+        timeline.stop()
+    assert loaded(path)["otherData"]["missing ranks"] == [1]
+    assert spans(loaded(path), "compute", 0)
+
+
 def test_a_file_that_cannot_be_written_at_the_end_is_a_warning(tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()

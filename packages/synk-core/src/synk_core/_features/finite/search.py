@@ -1,10 +1,8 @@
 """Check after each execution that all is finite, while `watch_finite()` is on, and find the cause.
 
-Each rank checks its own results. A value that is not finite fails the call on that rank, like any
-error in a function, and all ranks get their old values back. Before that the rank looks for the
-cause: in the inputs, in the shared variables, and then by running the function again on fewer of
-its first rows, each time from the old values, states of random streams included. Only this rank
-computes: in-graph reductions return its own contribution.
+Each rank checks its own results. A value that is not finite fails the call there, like any error in
+a function. Before that the rank looks for the cause: in the inputs, in the shared variables, and
+then by running the function again by itself, from the old values, on fewer of its first rows.
 """
 
 from __future__ import annotations
@@ -24,26 +22,26 @@ from synk_core.exceptions import NotFinite
 Suspect = Tuple[str, int]
 """An "output", "update" or "sent" (to an in-graph reduction), and its place or variable number."""
 
+Cause = Tuple[str, Optional[int]]
+"""A cause in words, and the row of the execution that it is, if it is one."""
+
 
 def watch_finite(here: Workplace, on: bool) -> bool:
     """Check from now on, or stop checking; return whether this rank checked before."""
-    held = here.check
-    was_on = held[0] is not None
+    was_on = here.check[0] is not None
     # If a rank fails here, the others switch back too.
-    here.journal.keep([held])
-    held[0] = (lambda execution: _Check(here, execution).run()) if on else None
+    here.journal.keep([here.check])
+    here.check[0] = (lambda execution: _Check(here, execution).run()) if on else None
     return was_on
 
 
 class _NotSent(Exception):
-    """A contribution of this rank to an in-graph reduction is not finite: its place and value."""
+    """This rank's contribution to an in-graph reduction is not finite: its place and value."""
 
 
 class _Contributions:
-    """Checks this rank's contributions to one execution's in-graph reductions.
-
-    In place of `GraphReductions`, each reduction returns the contribution, as on one rank.
-    """
+    """Checks this rank's contributions to one execution's in-graph reductions; may stand in for
+    `GraphReductions`, and then each reduction returns the contribution, as on one rank."""
 
     def __init__(self) -> None:
         self._places = itertools.count()
@@ -60,31 +58,23 @@ class _Contributions:
             return function(*arguments)
 
     def all_reduce(self, x: np.ndarray, op: AllReduce) -> np.ndarray:
-        """Return what a single rank gets; called in the middle of a graph."""
+        """Return the result of a single rank; called in the middle of a graph."""
         self.check(x)
         return alone(x, op)
 
 
-Cause = Tuple[str, Optional[int]]
-"""A cause in words, and the row of the execution that it is, if it is one."""
-
-
 class _Check:
-    """Checks one execution, and looks for the cause where that fails. Made before it runs."""
+    """Checks one execution, and looks for the cause of a failure. Made before it runs."""
 
     def __init__(self, here: Workplace, execution: Execution) -> None:
         self._here, self._execution = here, execution
         self._call, self._arguments = execution.call, execution.arguments
-        self._select = execution.call.form.select
-        self._function = function = execution.loaded.forms[execution.call.form]
-        self._changed = [(storage, storage[0]) for storage in changed_by(function)]
+        self._function = execution.loaded.forms[execution.call.form]
+        self._changed = [(storage, storage[0]) for storage in changed_by(self._function)]
 
     def run(self) -> List[Any]:
-        """Run the function, and check its results.
-
-        Raises:
-            NotFinite: some are not finite, or a contribution to an in-graph reduction is not.
-        """
+        """Run the function; raise `NotFinite` if a result, or a contribution to an in-graph
+        reduction, is not finite."""
         reductions = self._execution.in_graph
         if reductions is not None:
             reductions.watch = _Contributions().check
@@ -103,7 +93,7 @@ class _Check:
         return results
 
     def _computed(self, results: Sequence[Any]) -> Iterator[Tuple[Suspect, Any]]:
-        """Yield what has been computed: wanted outputs, then new values of variables."""
+        """Yield the computed values: wanted outputs, then new values of variables."""
         recipe, wanted = self._execution.loaded.recipe, self._call.outputs
         for place in range(len(recipe.output_ops)) if wanted is None else wanted:
             yield ("output", place), results[place]
@@ -116,7 +106,7 @@ class _Check:
                 yield ("update", known), storage[0]
 
     def _error(self, suspect: Suspect, value: Any) -> NotFinite:
-        """Return the error to raise for a value that is not finite, with its cause."""
+        """Return the error for a value that is not finite, with its cause."""
         execution, rank, got = self._execution, self._here.rank, _described(value)
         kind, place = suspect
         if kind == "output":
@@ -145,20 +135,18 @@ class _Check:
             share=share,
         )
 
-    # The causes, in the order in which they are looked for.
-
     def _of_inputs(self) -> Optional[Cause]:
-        inputs = self._function.maker.inputs
-        # What comes after the inputs selects rows, and is made of whole numbers.
+        # The arguments after the inputs select rows, and are whole numbers.
         for place, array in enumerate(self._arguments):
             if is_finite(array):
                 continue
-            name = inputs[place].variable.name or inputs[place].name or f"number {place}"
-            if place < len(self._call.scattered):
-                array = np.moveaxis(array, self._call.scattered[place].axis, 0)
-                row = _first_bad(array)[0]
-                return f"input {name!r} has {_described(array[row])} of it", row
-            return f"Broadcast input {name!r} has {_described(array)}", None
+            given = self._function.maker.inputs[place]
+            name = given.variable.name or given.name or f"number {place}"
+            if place >= len(self._call.scattered):
+                return f"Broadcast input {name!r} has {_described(array)}", None
+            array = np.moveaxis(array, self._call.scattered[place].axis, 0)
+            row = _first_bad(array)[0]
+            return f"input {name!r} has {_described(array[row])} of it", row
         return None
 
     def _of_variables(self) -> Optional[Cause]:
@@ -183,12 +171,12 @@ class _Check:
             ), None
         finally:
             self._restore()
-        if row is None:
-            return (
-                "all inputs and variables are finite, and the same rows computed again give finite "
-                "numbers: the cause is random numbers, or the other ranks' contributions"
-            ), None
-        return "the rows before it give finite numbers, with it they do not", row
+        if row is not None:
+            return "the rows before it give finite numbers, with it they do not", row
+        return (
+            "all inputs and variables are finite, and the same rows computed again give finite "
+            "numbers: the cause is random numbers, or the other ranks' contributions"
+        ), None
 
     def _is_bad(self, suspect: Suspect, stop: int) -> bool:
         """Return whether the suspect of the rows before `stop` alone is not finite either."""
@@ -197,35 +185,34 @@ class _Check:
         arguments = list(self._arguments)
         for place, item in enumerate(self._call.scattered):
             arguments[place] = arguments[place][(slice(None),) * item.axis + (slice(stop),)]
-        if self._select == "range":
+        if self._call.form.select == "range":
             arguments[-1] = np.asarray(int(arguments[-2]) + stop)
-        elif self._select == "index":
+        elif self._call.form.select == "index":
             arguments[-1] = arguments[-1][:stop]
         try:
             results = self._execution.launch(arguments, _Contributions().execute)
         except _NotSent:
             return True
-        computed = self._computed(results)
-        return any(one == suspect and not is_finite(value) for one, value in computed)
+        return not is_finite(dict(self._computed(results)).get(suspect))
 
     def _restore(self) -> None:
         for storage, value in self._changed:
             storage[0] = value
 
     def _count_rows(self) -> int:
-        """Count the rows that the execution was given: 0 for whole sliceable variables."""
+        """Return the number of rows of the execution: 0 for whole sliceable variables."""
         if self._call.scattered:
             return int(self._arguments[0].shape[self._call.scattered[0].axis])
-        if self._select == "range":
+        if self._call.form.select == "range":
             return int(self._arguments[-1]) - int(self._arguments[-2])
-        return len(self._arguments[-1]) if self._select == "index" else 0
+        return len(self._arguments[-1]) if self._call.form.select == "index" else 0
 
 
 def last_of_bad(is_bad: Callable[[int], bool], count: int) -> Optional[int]:
     """Return the last row of the smallest bad beginning of ``range(count)``; None if all is good.
 
-    Asks about log2(count) times whether a beginning of some length is bad. Assumes that rows added
-    to a bad beginning leave it bad, as where one NaN makes all NaN.
+    Calls `is_bad` with the length of a beginning about log2(count) times. Assumes that rows added
+    to a bad beginning leave it bad, as one NaN makes all NaN.
 
     >>> last_of_bad(lambda stop: stop > 5, 100)
     5
@@ -235,39 +222,31 @@ def last_of_bad(is_bad: Callable[[int], bool], count: int) -> Optional[int]:
     good, bad = 0, count
     while bad - good > 1:
         middle = (good + bad) // 2
-        if is_bad(middle):
-            bad = middle
-        else:
-            good = middle
+        good, bad = (good, middle) if is_bad(middle) else (middle, bad)
     return bad - 1
 
 
 def is_finite(value: Any) -> bool:
-    """Return whether no element is NaN or infinite. Everything but floats is finite.
-
-    Args:
-        value: an array, wherever it lies; or anything else that a function gives.
-    """
+    """Return whether no element of an array, on any device, is NaN or infinite. Everything but
+    floats is finite."""
     array = np.asarray(on_host(value))
     if array.dtype.kind not in "fc":
         return True
     # The sum is finite only if each element is; it may overflow, so check those then.
+    wide = np.float32 if array.dtype == np.float16 else None
     with np.errstate(all="ignore"):
-        total = np.add.reduce(
-            array, axis=None, dtype=np.float32 if array.dtype == np.float16 else None
-        )
+        total = np.add.reduce(array, axis=None, dtype=wide)
     return bool(np.isfinite(total)) or bool(np.isfinite(array).all())
 
 
-def _first_bad(array: np.ndarray) -> Tuple[int, ...]:
+def _first_bad(array: np.ndarray) -> List[int]:
     """Return the index of the first element that is not finite."""
-    place = np.unravel_index(int(np.argmin(np.isfinite(array))), array.shape)
-    return tuple(int(i) for i in place)
+    return [int(i) for i in np.unravel_index(np.argmin(np.isfinite(array)), array.shape)]
 
 
 def _described(value: Any) -> str:
     """Describe the first element that is not finite: "nan at [0, 3]"."""
     array = np.asarray(on_host(value))
     place = _first_bad(array)
-    kind = "nan" if np.isnan(array[place]) else "inf"
-    return kind + (f" at {list(place)}" if place else "")
+    kind = "nan" if np.isnan(array[tuple(place)]) else "inf"
+    return kind + (f" at {place}" if place else "")

@@ -15,13 +15,11 @@ from .search import watch_finite
 
 
 class FiniteWatch:
-    """Switches checking for values that are not finite on or off, on all ranks.
-
-    Made by `synkhronos.watch_finite`. A context manager: the end of the block restores the state of
-    before.
+    """Switches checking for values that are not finite on or off, on all ranks; made by
+    `synkhronos.watch_finite`. A context manager, whose end restores the state before it.
 
     Args:
-        check: of this rank, None in it while it does not check.
+        check: of this rank; it contains None while that does not check.
 
     Attributes:
         on: whether it switched checking on.
@@ -46,7 +44,7 @@ class FiniteWatch:
         whole(lambda: None, self.stop, always=True)
 
     def stop(self) -> None:
-        """Restore the state of before; blocks until all ranks have. Idempotent, and harmless when
+        """Restore the state before it; blocks until all ranks have. Idempotent, and harmless if
         the runtime is closed."""
         if not self._stopped:
             if self._before != (self._check[0] is not None) and not self._orders.closed:

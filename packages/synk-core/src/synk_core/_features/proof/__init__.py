@@ -1,1 +1,1 @@
-"""Proofs: whether calls give what one process would; see `schedule` and `comparing`."""
+"""Proofs that calls give the results of one process; see `functions` and `comparing`."""

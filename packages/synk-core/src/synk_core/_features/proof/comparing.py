@@ -1,19 +1,7 @@
-"""Prove a call: compare what the ranks make of their rows with what one process makes of all.
+"""Prove a call: compare the ranks' results of their rows with one process's of all rows.
 
-The master computes all rows at once, from the values that the ranks start from, before it does its
-own part of the call; the other ranks compute meanwhile. So the comparison is of the call's own rows
-and of the result that the user gets. If all rows at once do not fit into its memory, it computes
-them in pieces, fewer rows each than any rank's: another partition, which has to agree.
-
-An output is combined over ranks by its op. The new value of an updated variable stays on its rank,
-and the program combines it: some collective over the ranks' values, or over what they have added,
-has to give the new value of one process.
-
-Sums of rows are added up in another order, so the limit grows with the rows. Differences are
-counted in epsilons of the largest magnitude in the array, because entries that cancel to nearly
-nothing have no more digits. Whole results may do so, too: where one exceeds the limit, the
-magnitude of each rank's part counts; and if numbers that differ by one rounding change the result
-of one process by more than that, so may the order.
+The master computes all rows from the values that the ranks start from, before its own part of the
+call; the other ranks compute meanwhile. So the proof is of the call's own rows and results.
 """
 
 from __future__ import annotations
@@ -21,8 +9,7 @@ from __future__ import annotations
 import random
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -41,57 +28,58 @@ from synk_core._wire.flight import Phase
 from synk_core._wire.messages import PLAIN, Call
 from synk_core.exceptions import NotExact
 
-from .report import BY_SLICES, Comparison, Rehearsed, Report, largest_magnitude, measure
+from .report import BY_SLICES, Comparison, Report, largest_magnitude, measure
 
 ROUNDING = 16.0
-"""Ulps by which results may differ, times the root of the number of rows for the order of sums."""
+"""Ulps by which results may differ, times the root of the number of rows: their order differs."""
 
 TF32, MOST_COARSE = 2.0**-11, 0.25
-"""Relative rounding of factors where the device may use TF32; and the largest limit, relative to
-the result, that proves something there."""
-
-WAYS = ("avg", "sum", "increments", "max", "min", "prod", "gather")
-"""Ways in which a program may combine the ranks' new values; "increments": the old value, and the
-sum of what the ranks have added."""
+"""Relative rounding of factors in TF32; and the largest limit, relative to the result, that proves
+something there."""
 
 _TURN = -1  # of the buffers for all rows
 
+_SHAPES = "no collective combines values of these shapes"
 
-class Whole(NamedTuple):
-    """The results of one process: the wanted outputs, and new values by the variable's number; in
-    pieces, the values of each and its rows."""
+Part = Tuple[int, str]
+"""An output's place among the wanted ones, or an updated variable's number; and its name."""
 
-    outputs: List[Any]
-    updated: Dict[int, Any]
+Run = Dict[Part, np.ndarray]
+"""The parts that one process has computed."""
+
+Runs = Sequence[Tuple[Run, int]]
+"""One run of all rows, or one of each piece, with its number of rows."""
+
+WAYS = ("avg", "sum", "increments", "prod", "max", "min", "gather")
+"""Ways in which a program may combine the ranks' new values, which stay on their ranks;
+"increments": their sum is added to the old value."""
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What is compared in a call that is proved: a variant of calls.
+    """A variant of calls, with the parts to prove.
 
     Attributes:
         call: the number of the function's call, from 1; 0 for one that the program has not made.
-        outputs: places among the wanted outputs; `names` has names of all of these.
-        updates: updated variables that differ by rank, each with its name.
-        replicas: variables on which the ranks should agree, each with what is wrong if they do not.
+        updates: those that differ by rank.
+        replicas: variables on which the ranks should agree, each with its error's text.
         compares_code: whether the ranks compare the code of users' operations.
-        limit: ulps that count as rounding; None for those that the number of rows asks for.
+        limit: ulps that count as rounding; None for `ROUNDING`.
         raises: whether a difference fails the call; else it is reported.
-        rehearses: whether the call is undone in any case.
+        rehearses: whether the call fails in any case, and is undone.
     """
 
     call: int
-    outputs: Tuple[int, ...] = ()
-    names: Tuple[str, ...] = ()
-    updates: Tuple[Tuple[int, str], ...] = ()
-    replicas: Tuple[Tuple[int, str], ...] = ()
-    compares_code: bool = False
+    outputs: Tuple[Part, ...]
+    updates: Tuple[Part, ...]
+    replicas: Tuple[Part, ...]
+    compares_code: bool
     limit: Optional[float] = None
     raises: bool = True
     rehearses: bool = False
 
     def prepare(self, here: Workplace, call: Call) -> PreparedProof:
-        """Return what performs the call, once, and proves it."""
+        """Return an object that performs the call, once, and proves it."""
         return PreparedProof(here, call, self)
 
 
@@ -101,10 +89,11 @@ class PreparedProof(PreparedCall):
     def __init__(self, here: Workplace, call: Call, proof: Proof) -> None:
         super().__init__(here, call)
         self._proof = proof
-        self._magnitudes: List[float] = []
+        self._magnitudes = [0.0] * len(self._ops)
         self._comparisons: List[Comparison] = []
         self._notes: List[str] = []
         self._how = "whole"
+        self._reruns: Dict[bool, Run] = {}
         self._is_coarse = here.device.is_gpu and here.device.precision != "float32"
 
     def plan_overlap(self, following: Any) -> None:  # noqa: ARG002 - as of any call
@@ -112,11 +101,7 @@ class PreparedProof(PreparedCall):
         self._average = None
 
     def __call__(self, origin: int, place: int) -> Optional[CallResult]:
-        """Do this rank's part, and compare in the master.
-
-        Raises:
-            NotExact: in the master; the other ranks learn that it has declined.
-        """
+        """Do this rank's part, and compare in the master, which may raise `NotExact`."""
         try:
             return self._prove(origin, place)
         finally:
@@ -135,38 +120,34 @@ class PreparedProof(PreparedCall):
         limit = ROUNDING * max(1.0, float(np.sqrt(sum(counts))))
         self._limit = limit if proof.limit is None else proof.limit
         before = {n: np.array(on_host(value_of(here.registry[n]))) for n, _ in proof.updates}
-        whole = None
+        runs = None
         if self._reductions is not None and self._call.num_slices > 1:
             self._notes.append(BY_SLICES)
         elif here.is_master and (proof.outputs or proof.updates):
-            whole = self._computed(origin, counts, joined)
+            runs = self._computed(origin, counts, joined)
         result = super().__call__(origin, place)
         if here.device.is_gpu:
             (result,) = here.device.fetch([result])
         if result is not None and result.later:
             result = result.collected(self._comm, here.master)
         here.flight.enter(Phase.COLLECTIVE)
-        self._compare_outputs(result, whole)
-        for number, name in proof.updates if any(counts) else ():
-            if number in uneven:
+        self._compare_outputs(result, runs)
+        for part in proof.updates if any(counts) else ():
+            if part[0] in uneven:
                 why = "ranks start from different values of it"
-                self._comparisons.append(Comparison(f"update of {name}", None, reason=why))
+                self._comparisons.append(Comparison(part[1], None, reason=why))
             else:
-                self._compare_update(number, f"update of {name}", before[number], whole, counts)
-        return None if result is None else self._reported(result, counts)
-
-    def _reported(self, result: CallResult, counts: Sequence[int]) -> CallResult:
-        """Return the result with the report, in the master; or raise that."""
-        name, proof = self._loaded.recipe.name, self._proof
+                self._compare_update(part, before[part[0]], runs, counts)
+        if result is None:
+            return None
         found, notes = tuple(self._comparisons), tuple(self._notes)
+        name = self._loaded.recipe.name
         report = Report(name, tuple(counts), found, notes, proof.call, self._how)
-        if self._here.is_master and proof.rehearses:
-            raise Rehearsed(report)
-        if self._here.is_master and proof.raises and not report.ok:
+        if here.is_master and (proof.rehearses or (proof.raises and not report.ok)):
             raise NotExact(report)
         return result._replace(report=report)
 
-    # ---- what the ranks start from ------------------------------------------------------------
+    # ---- the state that the ranks start from --------------------------------------------------
 
     def _compare_code(self) -> None:
         if self._proof.compares_code:
@@ -179,25 +160,21 @@ class PreparedProof(PreparedCall):
     def _compare_replicas(self) -> List[int]:
         """Compare variables on which the ranks should agree; return those, among the updated ones,
         on which they do not."""
-        here, proof = self._here, self._proof
-        numbers = [*(n for n, _ in proof.replicas), *(n for n, _ in proof.updates)]
-        if not numbers:
+        here, replicas = self._here, self._proof.replicas
+        parts = [*replicas, *self._proof.updates]
+        if not parts:
             return []
-        own = [digest(value_of(here.registry[n])) for n in numbers]
-        ranks = self._comm.all_gather(np.frombuffer("".join(own).encode(), np.uint8))
-        length = len(own[0])
-        tables = [np.asarray(text).tobytes() for text in ranks]
+        own = "".join(digest(value_of(here.registry[number])) for number, _ in parts)
+        digests = np.frombuffer(own.encode(), np.uint8).reshape(len(parts), -1)
+        tables = [np.asarray(table) for table in self._comm.all_gather(digests)]
         uneven = []
-        for i, number in enumerate(numbers):
-            ours = [table[i * length : (i + 1) * length] for table in tables]
-            if len(set(ours)) == 1:
-                continue
-            if i < len(proof.replicas):
-                others = [r for r, text in enumerate(ours) if text != ours[here.master]]
+        for i, (number, because) in enumerate(parts):
+            right = tables[here.master][i]
+            others = [r for r, table in enumerate(tables) if not np.array_equal(table[i], right)]
+            if others and i < len(replicas):
                 what = f"{here.registry.label(number)} on rank {', '.join(map(str, others))}"
-                because = proof.replicas[i][1]
                 self._comparisons.append(Comparison(what, None, reason=because, is_wrong=True))
-            else:
+            elif others:
                 uneven.append(number)
         return uneven
 
@@ -217,11 +194,12 @@ class PreparedProof(PreparedCall):
 
     def _computed(
         self, origin: int, counts: Sequence[int], joined: Dict[int, np.ndarray]
-    ) -> Optional[Whole]:
-        """Compute all rows; None, with a note, if that cannot be done.
+    ) -> Optional[Runs]:
+        """Compute all rows, with the `joined` ones of sliceable variables; None, with a note, if
+        that is impossible.
 
-        Args:
-            joined: all rows of the sliceable variables.
+        Rows that do not fit into memory at once are computed in pieces, of fewer rows than any
+        rank's: another partition, which has to agree.
         """
         total = sum(counts) if self._call.rows is not None or joined else 0
         if not total:
@@ -232,11 +210,15 @@ class PreparedProof(PreparedCall):
         self._all = origin, total if self._call.rows is not None else 0, joined
         try:
             try:
-                return self._run_all()
-            except BaseException as error:
-                if joined or not _is_out_of_memory(error):
+                return [(self._run_all(), total)]
+            except Exception as error:
+                is_full = isinstance(error, MemoryError) or "out of memory" in str(error).lower()
+                if joined or not is_full:
                     raise
-                return self._run_in_pieces(origin, total)
+                pieces = split_rows(total, min(2 * self._comm.size + 1, total))
+                self._how = f"{len(pieces)} pieces"
+                taken = ((self._inputs.take(origin, *one, _TURN), one) for one in pieces)
+                return [(self._plainly(rows, {}), stop - start) for rows, (start, stop) in taken]
         except Exception as error:  # noqa: BLE001 - the call itself raises what concerns it
             first = (str(error).strip().splitlines() or [""])[0]
             self._notes.append(
@@ -244,21 +226,16 @@ class PreparedProof(PreparedCall):
             )
             return None
 
-    @cached_property
-    def _disturbed(self) -> Optional[Whole]:
-        """The results of one process from numbers that differ by one rounding; None without."""
-        with suppress(Exception):  # then the limit is not raised
-            return self._run_all(is_disturbed=True)
-        return None
+    def _again(self, part: Part, is_disturbed: bool = False) -> Any:
+        """Return one process's value of a part once more, or from numbers that differ by one
+        rounding; None if that fails."""
+        if is_disturbed not in self._reruns:
+            self._reruns[is_disturbed] = {}
+            with suppress(Exception):
+                self._reruns[is_disturbed] = self._run_all(is_disturbed)
+        return self._reruns[is_disturbed].get(part)
 
-    @cached_property
-    def _again(self) -> Optional[Whole]:
-        """The results of one process once more; None without."""
-        with suppress(Exception):
-            return self._run_all()
-        return None
-
-    def _run_all(self, is_disturbed: bool = False) -> Whole:
+    def _run_all(self, is_disturbed: bool = False) -> Run:
         origin, total, joined = self._all
         arguments, given = self._inputs.take(origin, 0, total, _TURN), joined
         if is_disturbed:
@@ -274,29 +251,8 @@ class PreparedProof(PreparedCall):
                     given[number] = _disturbed(np.array(on_host(value)), coarse)
         return self._plainly(arguments, given)
 
-    def _run_in_pieces(self, origin: int, total: int) -> Whole:
-        pieces = split_rows(total, min(2 * self._comm.size + 1, total))
-        self._how = f"{len(pieces)} pieces"
-        places = self._proof.outputs
-        updated: Dict[int, List[Any]] = {number: [] for number, _ in self._proof.updates}
-        sums = [Accumulator(self._ops[place] or "last", self.doing) for place in places]
-        for start, stop in pieces:
-            part = self._plainly(self._inputs.take(origin, start, stop, _TURN), {})
-            for one, place in zip(sums, places):
-                one.add(part.outputs[place], stop - start)
-            for number, value in part.updated.items():
-                updated[number].append((value, stop - start))
-        outputs: List[Any] = [None] * len(self._ops)
-        for one, place in zip(sums, places):
-            outputs[place] = one.result()
-        return Whole(outputs, updated)
-
-    def _plainly(self, arguments: Sequence[Any], given: Dict[int, np.ndarray]) -> Whole:
-        """Run the plain function in this process, and undo its updates.
-
-        Args:
-            given: values of variables, for this run.
-        """
+    def _plainly(self, arguments: Sequence[Any], given: Dict[int, np.ndarray]) -> Run:
+        """Run the plain function with the given values of variables; undo its updates."""
         here, function, registry = self._here, self._loaded.forms[PLAIN], self._here.registry
         storages: List[Storage] = [*changed_by(function)]
         storages += [registry[number].container.storage for number in given]
@@ -310,14 +266,14 @@ class PreparedProof(PreparedCall):
             for number, value in given.items():
                 store(registry[number], value)
             results = function(*arguments)
-            wanted = self._call.outputs
-            some = results if wanted is None else [results[i] for i in wanted]
-            outputs = [np.array(on_host(value)) for value in some[: len(self._ops)]]
-            updated = {
-                number: np.array(on_host(value_of(registry[number])))
-                for number, _ in self._proof.updates
-            }
-            return Whole(outputs, updated)
+            wanted = self._call.outputs or range(len(self._ops))
+            run: Run = {}
+            for part in self._proof.outputs:
+                least = 1 if self._ops[part[0]] == "gather" else 0
+                run[part] = np.array(on_host(results[wanted[part[0]]]), ndmin=least)
+            for part in self._proof.updates:
+                run[part] = np.array(on_host(value_of(registry[part[0]])))
+            return run
         finally:
             here.flight.enter(Phase.COLLECTIVE)
             np.random.set_state(drawn[0])  # noqa: NPY002
@@ -330,146 +286,107 @@ class PreparedProof(PreparedCall):
     # ---- comparisons --------------------------------------------------------------------------
 
     def _collect(self, values: Optional[List[Any]], counts: Tuple[int, ...]) -> CallResult:
-        self._magnitudes = [0.0] * len(self._ops)
         if values is not None:
-            for place in self._proof.outputs:
+            for place, _ in self._proof.outputs:
                 self._magnitudes[place] = largest_magnitude(on_host(values[place]))
         return super()._collect(values, counts)
 
-    def _compare_outputs(self, result: Optional[CallResult], whole: Optional[Whole]) -> None:
+    def _compare_outputs(self, result: Optional[CallResult], runs: Optional[Runs]) -> None:
         if not self._proof.outputs:
             return
         magnitudes = self._comm.gather(np.array(self._magnitudes), root=self._here.master)
-        if whole is None or result is None or magnitudes is None:
+        if runs is None or result is None or magnitudes is None:
             return
-        for place in self._proof.outputs:
-            op, ranks = self._ops[place], [float(sizes[place]) for sizes in magnitudes]
-            scale = sum(ranks) if op == "sum" else max(ranks) if op in ("avg", ROWLESS_OP) else 0.0
+        for part in self._proof.outputs:
+            place, op = part[0], self._ops[part[0]]
+            scale = _scale(op, [sizes[place] for sizes in magnitudes])
             got = np.asarray(on_host(result.values[place]))
-            name, pick = self._proof.names[place], partial(_output, place)
-            self._comparisons.append(self._judged(name, op, got, scale, whole, pick))
+            wanted = _combined(op, [(run[part], rows) for run, rows in runs])
+            self._comparisons.append(self._judged(part, op, got, scale, wanted))
 
     def _compare_update(
-        self,
-        number: int,
-        what: str,
-        before: np.ndarray,
-        whole: Optional[Whole],
-        counts: Sequence[int],
+        self, part: Part, before: np.ndarray, runs: Optional[Runs], counts: Sequence[int]
     ) -> None:
-        """Compare a new value; all ranks try the ways to combine it, until one gives the whole."""
-        comm, own = self._comm, np.array(on_host(value_of(self._here.registry[number])))
-        form = np.array([own.shape, before.shape], np.int64)
-        used = [f for f, rows in zip(comm.all_gather(form), counts) if rows]
-        is_same = all(np.array_equal(f, used[0]) for f in used)
-        best: Optional[Comparison] = None
-        for way in WAYS:
-            fits = is_same or way == "gather"
-            fits = fits and (way != "avg" or own.dtype.kind in "fc")
-            fits = fits and (way != "gather" or own.ndim > 0)
-            fits = fits and (way != "increments" or np.array_equal(*used[0]))
-            if not fits or (own.dtype.kind == "b" and way not in ("max", "min", "gather")):
-                continue
-            mine = own if counts[comm.rank] else None
-            got, scale = self._combined(way, mine, before, counts)
-            is_right = np.ones((), np.int8)
-            if whole is not None:
-                pick = partial(self._new_value, number, way, before)
-                found = self._judged(what, way, got, scale, whole, pick)
-                is_right[...] = found.ok
-                best = found if best is None or found.severity < best.severity else best
-            comm.broadcast(is_right, root=self._here.master)
-            if is_right:
-                break
-        if best is not None:
-            self._comparisons.append(best)
+        """Compare a new value: try the ways to combine the ranks' values until one is right."""
+        rows = counts[self._comm.rank]
+        own = np.asarray(on_host(value_of(self._here.registry[part[0]]))) if rows else None
+        gathered = self._comm.gather(own, root=self._here.master)
+        if gathered is None or runs is None:
+            return
+        parts = [(np.asarray(value), n) for value, n in zip(gathered, counts) if n]
+        sizes = [largest_magnitude(value) for value, _ in parts]
+        whole = [(run[part], n) for run, n in runs]
+        kind = before.dtype.kind
+        found = []
+        for way in WAYS if kind in "fc" else WAYS[4:] if kind == "b" else WAYS[1:]:
+            got, wanted = _combined(way, parts, before), _combined(way, whole, before)
+            if got is not None and wanted is not None:
+                found.append(self._judged(part, way, got, _scale(way, sizes), wanted))
+                if found[-1].ok:
+                    break
+        found = found or [self._unproved(part[1], None, _SHAPES)]
+        self._comparisons.append(min(found, key=lambda c: c.severity))
 
-    def _new_value(self, number: int, way: str, before: np.ndarray, run: Whole) -> Any:
-        """Return a variable's new value in one process: pieces are combined as the ranks' are."""
-        if self._how == "whole":
-            return run.updated[number]
-        one = Accumulator("sum" if way == "increments" else way, self.doing)
-        for value, rows in run.updated[number]:
-            one.add(value - before if way == "increments" else value, rows)
-        got = one.result()
-        return np.asarray(before + got, before.dtype) if way == "increments" else got
-
-    def _combined(
-        self, way: str, own: Optional[np.ndarray], before: np.ndarray, counts: Sequence[int]
-    ) -> Tuple[Any, float]:
-        """Return in the master the ranks' values combined, and the magnitude of their parts."""
-        comm, master = self._comm, self._here.master
-        size = 0.0 if own is None else largest_magnitude(own)
-        sizes = [float(one) for one in comm.all_gather(np.array(size))]
-        if way == "gather":
-            parts = comm.gather(own, root=master)
-            joined = None if parts is None else [one for one in parts if one is not None]
-            return None if joined is None else np.concatenate(joined), 0.0
-        if way == "increments" and own is not None:
-            own = own - before
-        op = "sum" if way == "increments" else way
-        weight = {"weight": float(counts[comm.rank]) or 1.0} if way == "avg" else {}
-        got = comm.reduce(own, op, master, **weight)
-        if got is not None:
-            got = np.asarray(got)
-            if way == "increments":
-                got = np.asarray(before + got, before.dtype)
-        scale = sum(sizes) if op == "sum" else max(sizes) if op == "avg" else 0.0
-        return got, scale
+    def _unproved(self, what: str, op: Optional[str], reason: str) -> Comparison:
+        self._notes.append(f"{what} is not proved: {reason}")
+        return Comparison(what, op, reason=reason)
 
     def _judged(
-        self,
-        what: str,
-        op: Optional[str],
-        got: Any,
-        scale: float,
-        whole: Whole,
-        pick: Callable[[Whole], Any],
+        self, part: Part, op: Optional[str], got: Any, scale: float, wanted: Any
     ) -> Comparison:
-        """Compare with the result of one process.
+        """Compare with the result of one process; `scale` is the magnitude of the ranks' parts.
 
-        Args:
-            scale: the magnitude of the parts.
-            pick: finds the result in a run.
+        Differences are counted in epsilons of the largest magnitude in the array, because entries
+        that cancel to nearly nothing have no more digits. Whole results may do so, too: over the
+        limit, the magnitude of the parts counts; and if inputs that differ by one rounding change
+        the result of one process by more than that, so may the order of sums.
         """
-        slices, limit = self._call.num_slices, self._limit
+        what, slices, limit = part[1], self._call.num_slices, self._limit
         if got.dtype == object:
             return Comparison(what, op, reason="it is no array")
-
-        def of(run: Whole) -> Any:
-            return np.atleast_1d(pick(run)) if op == "gather" else pick(run)
-
-        wanted = of(whole)
+        if wanted is None:
+            return self._unproved(what, op, _SHAPES)
         difference = measure(got, wanted)
         if difference.ulps > limit and self._how == "whole":
-            if self._again is None or measure(of(self._again), wanted).ulps > limit:
+            again = self._again(part)
+            if again is None or measure(again, wanted).ulps > limit:
                 self._notes.append(f"{what} is not the same twice in one process: it is not proved")
                 return Comparison(what, op, reason="an operation draws numbers of its own")
-            if difference.ulps < np.inf:
-                difference = measure(got, wanted, scale)
-        if limit < difference.ulps < np.inf and self._how == "whole":
-            noise = 0.0
-            if self._disturbed is not None:
-                other = of(self._disturbed)
+            difference = measure(got, wanted, scale)
+            is_far = limit < difference.ulps < np.inf
+            other = self._again(part, is_disturbed=True) if is_far else None
+            if other is not None:
                 scale = max(scale, largest_magnitude(other))  # what is 0 may be so by chance
                 difference, noise = measure(got, wanted, scale), measure(other, wanted, scale).ulps
-            # No digit of a gradient that is 0 but for rounding has a meaning. Products of factors
-            # that are rounded to TF32 are added with the precision of float32.
-            if np.isfinite(noise):
-                limit = max(limit, (ROUNDING if self._is_coarse else limit) * noise)
-            if self._is_coarse and limit * np.finfo(got.dtype).eps > MOST_COARSE:
-                self._notes.append(f"{what} is not proved: TF32 leaves it too few digits")
-                return Comparison(what, op, reason="TF32 leaves it too few digits")
+                # Products of factors in TF32 are added with the precision of float32.
+                if np.isfinite(noise):
+                    limit = max(limit, (ROUNDING if self._is_coarse else limit) * noise)
+                if self._is_coarse and limit * np.finfo(got.dtype).eps > MOST_COARSE:
+                    return self._unproved(what, op, "TF32 leaves it too few digits")
         run = f"{slices} slices" if slices > 1 else "parallel"
         return Comparison(what, op, run, difference, limit)
 
 
-def _output(place: int, run: Whole) -> Any:
-    return run.outputs[place]
+def _scale(op: Optional[str], sizes: Sequence[Any]) -> float:
+    """Return the magnitude of the ranks' parts of a result."""
+    if op in ("sum", "increments"):
+        return float(sum(sizes))
+    return float(max(sizes)) if op in ("avg", ROWLESS_OP) else 0.0
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError) or "out of memory" in str(error).lower()
+def _combined(
+    way: Optional[str], parts: Sequence[Tuple[np.ndarray, int]], before: Any = None
+) -> Any:
+    """Return the values of several numbers of rows, combined; None if their shapes prevent it."""
+    if len(parts) == 1:
+        return parts[0][0]
+    base = before if way == "increments" else None
+    one = Accumulator("sum" if way == "increments" else way, "")
+    with np.errstate(all="ignore"), suppress(ValueError):
+        for value, rows in parts:
+            one.add(value if base is None else value - base, rows)
+        return one.result() if base is None else np.asarray(base + one.result(), base.dtype)
+    return None
 
 
 def _disturbed(value: Any, coarse: bool) -> Any:

@@ -1,14 +1,14 @@
-"""Follow which shared variables the ranks may have different values of, and who wrote them.
+"""Follow which shared variables the ranks may have different values of, and what wrote them.
 
 The master has the graphs of all functions and sees every call and collective, so it knows of each
-variable whether the ranks should agree on it. What a call or collective makes of that depends on
-what was known before alone; it is looked up if it has happened before, as in any training loop.
+variable whether the ranks should agree on it.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, FrozenSet, Hashable, List, NamedTuple, Optional, Union
+from functools import lru_cache
+from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
 from synk_core._graph.leaves import FunctionFacts, facts_of
 from synk_core._graph.shared import VariableRegistry
@@ -18,7 +18,7 @@ from synk_core._plan.collectives import EQUALIZING
 from synk_core._wire.messages import Call, Collective
 
 MOST_KNOWN = 10_000
-"""Effects that are remembered."""
+"""Effects of acts on states that are remembered: training loops repeat them."""
 
 
 class Parted(NamedTuple):
@@ -26,8 +26,7 @@ class Parted(NamedTuple):
 
     Attributes:
         kind: "update" (by `writer`, from each rank's own rows), "derived" from such a variable,
-            "reduce", "set_value", or "scatter".
-        ranks: those that set_value() reached.
+            "reduce", "set_value" (of `ranks`), or "scatter".
     """
 
     variable: int
@@ -37,37 +36,31 @@ class Parted(NamedTuple):
 
 
 class _State(NamedTuple):
-    """What is known at one time.
-
-    Attributes:
-        averaged: variables that were combined over the ranks after these had updated them.
-    """
+    """Variables whose values may differ, and those that collectives have made equal again."""
 
     parted: FrozenSet[Parted] = frozenset()
     averaged: FrozenSet[int] = frozenset()
 
+    @property
+    def by_number(self) -> Dict[int, Parted]:
+        return {one.variable: one for one in self.parted}
+
 
 class Origins:
-    """Follows the calls and collectives of a program.
-
-    Args:
-        specs: of functions, by number.
-    """
+    """An observer of the calls and collectives of a program."""
 
     def __init__(
         self, registry: VariableRegistry, specs: Dict[int, FunctionSpec], size: int
     ) -> None:
-        self._registry = registry
-        self._specs = specs
-        self._size = size
+        self._registry, self._specs, self._size = registry, specs, size
         self._facts: Dict[int, FunctionFacts] = {}
         self._state = _State()
-        self._known: Dict[Hashable, _State] = {}
+        self._after_call = lru_cache(MOST_KNOWN)(self._called)
 
     def forget_function(self, function_id: int) -> None:
         """Drop the facts of a deleted function."""
         self._facts.pop(function_id, None)
-        self._known.clear()
+        self._after_call.cache_clear()
 
     def after(self, record: Record) -> None:
         """Follow the acts of an order."""
@@ -75,21 +68,12 @@ class Origins:
             return
         for prepared in record.acts:
             act = prepared.act
-            what: Hashable
             if isinstance(act, Call):
-                what = act.function_id
+                self._state = self._after_call(self._state, act.function_id)
             elif isinstance(act, Collective):
-                more = act.arguments.get("rank"), act.arguments.get("in_place")
-                what = act.kind, act.variables, more
-            else:
-                continue
-            after = self._known.get((self._state, what))
-            if after is None:
-                after = self._after(act)
-                if len(self._known) >= MOST_KNOWN:
-                    self._known.clear()
-                self._known[self._state, what] = after
-            self._state = after
+                given = act.arguments
+                details = given.get("rank"), given.get("in_place")
+                self._state = _after_collective(self._state, act.kind, act.variables, *details)
 
     def to_agree(self, function_id: int, is_first: bool) -> List[int]:
         """Return the variables that a function reads and the ranks should agree on."""
@@ -97,9 +81,8 @@ class Origins:
         if not facts.has_rows and not facts.updates:
             return []  # it only shows what the ranks have
         read = facts.reads - facts.sliceable
-        meant = frozenset(self._registry.drifting)
-        read -= _with_stages(meant, list(self._facts.values()))
-        parted = {one.variable: one for one in self._state.parted}
+        read -= _with_stages(frozenset(self._registry.drifting), list(self._facts.values()))
+        parted = self._state.by_number
         return [
             number
             for number in sorted(read)
@@ -109,24 +92,22 @@ class Origins:
     def because(self, variable: int, function_id: int) -> str:
         """Explain why the ranks differ in a variable that a function reads, with the cure."""
         facts, name = self.facts(function_id), self._registry.label(variable)
-        found = next((one for one in self._state.parted if one.variable == variable), None)
+        found = self._state.by_number.get(variable, Parted(variable, ""))
         reads = f"{facts.name} reads {name!r}"
-        if found is not None and found.kind == "update":
-            if found.writer == function_id:
-                return f"rank-local updates of {name!r} by {facts.name} are never averaged" + (
-                    _cure_of_drift(facts)
-                )
+        if found.kind == "update" and found.writer == function_id:
+            return _drift(facts, name)
+        if found.kind == "update":
             writer = self.facts(found.writer).name if found.writer in self._specs else "a function"
             return (
                 f"{reads}, which {writer} computed on each rank from the rank's own rows, and no "
                 f"all_reduce() came between; call all_reduce({name}) after {writer}"
             )
-        if found is not None and found.kind == "reduce":
+        if found.kind == "reduce":
             return (
                 f"{reads} after reduce(), which gave the result to the master only; use "
                 f"all_reduce(), or broadcast() it afterwards"
             )
-        if found is not None and found.kind == "set_value":
+        if found.kind == "set_value":
             return (
                 f"{reads}, which set_value() changed on rank {', '.join(map(str, found.ranks))} "
                 f"only; use broadcast() to give all ranks the same value"
@@ -150,40 +131,19 @@ class Origins:
         number = self._registry.known_number(variable.container.storage)
         return -1 - id(variable) if number is None else number
 
-    def _after(self, act: Union[Call, Collective]) -> _State:
-        parted = {one.variable: one for one in self._state.parted}
-        averaged = set(self._state.averaged)
-        if isinstance(act, Call):
-            if act.function_id in self._specs:
-                self._call(self.facts(act.function_id), parted)
-            return _State(frozenset(parted.values()), frozenset(averaged))
-        kind, given = act.kind, act.arguments
-        for variable in act.variables:
-            old = parted.get(variable)
-            if kind in EQUALIZING:
-                parted.pop(variable, None)
-                if old is not None and old.kind in ("update", "derived", "reduce"):
-                    averaged.add(variable)
-            elif kind == "scatter":
-                parted[variable] = Parted(variable, kind)
-            elif kind == "reduce" and given["in_place"]:
-                writer = None if old is None else old.writer
-                parted[variable] = Parted(variable, kind, writer)
-            elif kind == "set_value":
-                ranks = old.ranks if old is not None and old.kind == kind else frozenset()
-                parted[variable] = Parted(variable, kind, None, ranks.union([given["rank"]]))
-        return _State(frozenset(parted.values()), frozenset(averaged))
-
-    @staticmethod
-    def _call(facts: FunctionFacts, parted: Dict[int, Parted]) -> None:
+    def _called(self, state: _State, function_id: int) -> _State:
+        if function_id not in self._specs:
+            return state
+        facts, parted = self.facts(function_id), state.by_number
         before = set(parted) - facts.sliceable
-        for variable in facts.updates:
+        for variable, sources in facts.sources.items():
             if variable in facts.rank_dependent_updates:
-                parted[variable] = Parted(variable, "update", facts.function_id)
-            elif before & facts.sources.get(variable, facts.reads):
+                parted[variable] = Parted(variable, "update", function_id)
+            elif before & sources:
                 parted[variable] = Parted(variable, "derived")
             else:
                 parted.pop(variable, None)
+        return _State(frozenset(parted.values()), state.averaged)
 
     def _is_meant(self, one: Parted, facts: FunctionFacts, is_first: bool) -> bool:
         """Return whether a program that reads a variable of different values may be right."""
@@ -202,9 +162,28 @@ class Origins:
         return others <= averaged if others else one.variable not in facts.shown
 
 
+@lru_cache(MOST_KNOWN)
+def _after_collective(
+    state: _State, kind: str, variables: Tuple[int, ...], rank: Any, in_place: Any
+) -> _State:
+    parted, averaged = state.by_number, set(state.averaged)
+    for variable in variables:
+        old = parted.get(variable, Parted(variable, ""))
+        if kind in EQUALIZING:
+            parted.pop(variable, None)
+            if old.kind in ("update", "derived", "reduce"):
+                averaged.add(variable)
+        elif kind == "scatter" or (kind == "reduce" and in_place):
+            parted[variable] = Parted(variable, kind)
+        elif kind == "set_value":
+            ranks = old.ranks if old.kind == kind else frozenset()
+            parted[variable] = Parted(variable, kind, None, ranks.union([rank]))
+    return _State(frozenset(parted.values()), frozenset(averaged))
+
+
 def _with_stages(variables: FrozenSet[int], functions: List[FunctionFacts]) -> FrozenSet[int]:
-    """Return variables, and those that only these consume, and they themselves: gradients, and the
-    state of a local update rule."""
+    """Return variables, and all that is consumed only by these and itself: gradients, and the state
+    of a local update rule."""
     found = set(variables)
     targets = {v for f in functions for v in f.updates}.difference(*(f.shown for f in functions))
     while found:
@@ -216,15 +195,16 @@ def _with_stages(variables: FrozenSet[int], functions: List[FunctionFacts]) -> F
     return frozenset(found)
 
 
-def _cure_of_drift(writer: FunctionFacts) -> str:
+def _drift(writer: FunctionFacts, name: str) -> str:
     place = ""
     if writer.built_at is not None:
         place = f" ({os.path.basename(writer.built_at[0])}:{writer.built_at[1]})"
     return (
-        f", so the ranks train different models. To take the steps of a single process, build "
-        f"{writer.name}{place} with make_train_function(loss, params, inputs, updates.adam) of "
-        f"synkhronos.extensions, or with another of its update rules. For plain gradient descent, "
-        f"all_reduce() the updated variables after each call, with weights= this function. If you "
-        f"average them later on purpose, use a rule of synkhronos.extensions.sync, or build it "
-        f"with function(..., proof=False)"
+        f"rank-local updates of {name!r} by {writer.name} are never averaged, so the ranks train "
+        f"different models. To take the steps of a single process, build {writer.name}{place} with "
+        f"make_train_function(loss, params, inputs, updates.adam) of synkhronos.extensions, or "
+        f"with another of its update rules. For plain gradient descent, all_reduce() the updated "
+        f"variables after each call, with weights= this function. If you average them later on "
+        f"purpose, use a rule of synkhronos.extensions.sync, or build it with "
+        f"function(..., proof=False)"
     )

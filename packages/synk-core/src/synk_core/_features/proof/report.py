@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import numpy as np
 
 from synk_core.engine import TITLE
-from synk_core.exceptions import SynkError, VerifyError
+from synk_core.exceptions import VerifyError
 
 PART = 1 << 16
-"""Elements that are compared at a time."""
+"""Elements that are compared at a time: they fit into a core's cache."""
 
 BY_SLICES = "not compared: in-graph reductions reduce slice by slice, which one process does not"
 """A note of calls in slices."""
+
+_CURE_OF_ROWS = (
+    "Where rows need each other (negatives, neighbours, a denominator, batch normalization), take "
+    "them from all ranks by in_graph.all_gather() or in_graph.all_reduce(). To go on as it is, "
+    "build the function with proof=False"
+)
+
+_CURE_OF_UPDATES = (
+    "no collective over the ranks' values gives that of all rows. Let the function store a "
+    "gradient that is a mean over rows, all_reduce() that, and update from it: "
+    "make_train_function(loss, params, inputs, updates.adam) does so. "
+)
 
 
 @dataclass(frozen=True)
@@ -41,12 +53,9 @@ def largest_magnitude(array: Any) -> float:
     array = np.asarray(array)
     if array.dtype.kind not in "fc":
         return 0.0
-    found = 0.0
-    for part in _parts(array):
-        with np.errstate(over="ignore", invalid="ignore"):
-            magnitudes = np.abs(part)
-        found = max(found, float(np.max(magnitudes[np.isfinite(magnitudes)], initial=0.0)))
-    return found
+    with np.errstate(over="ignore", invalid="ignore"):
+        magnitudes = np.abs(array)
+    return float(np.max(magnitudes, initial=0.0, where=np.isfinite(magnitudes)))
 
 
 def measure(got: Any, expected: Any, scale: float = 0.0) -> Difference:
@@ -68,23 +77,19 @@ def measure(got: Any, expected: Any, scale: float = 0.0) -> Difference:
         smallest = float(np.nextafter(kind.dtype.type(0), kind.dtype.type(1)))
         unit = max(max(scale, largest_magnitude(expected)) * float(kind.eps), smallest)
     worst, place = -1.0, 0
-    for number, (one, other) in enumerate(zip(_parts(got), _parts(expected))):
-        ulps = _ulps(one, other, unit) if unit else np.where(one != other, np.inf, 0.0)
+    ours, theirs = got.reshape(-1), expected.reshape(-1)
+    for start in range(0, got.size, PART):
+        ulps = _ulps(ours[start : start + PART], theirs[start : start + PART], unit)
         top = int(np.argmax(ulps))
         if ulps[top] > worst:
-            worst, place = float(ulps[top]), number * PART + top
+            worst, place = float(ulps[top]), start + top
     index = tuple(int(i) for i in np.unravel_index(place, got.shape))
     return Difference(worst, index, repr(got[index].item()), repr(expected[index].item()))
 
 
-def _parts(array: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the elements in pieces that fit into a core's cache."""
-    flat = array.reshape(-1)
-    for start in range(0, flat.size, PART):
-        yield flat[start : start + PART]
-
-
 def _ulps(got: np.ndarray, expected: np.ndarray, unit: float) -> Any:
+    if not unit:
+        return np.where(got != expected, np.inf, 0.0)
     wide = np.complex128 if got.dtype.kind == "c" else np.float64
     with np.errstate(all="ignore"):
         ulps = np.abs(got.astype(wide) - expected.astype(wide)) / unit
@@ -137,32 +142,19 @@ class Comparison:
         found = self.difference
         if found is None:
             return f"{self.what}: {'WRONG' if self.is_wrong else 'not compared'}: {self.reason}"
-        text = f"{self.what}: {'ok' if self.ok else 'WRONG'}, {found.ulps:.3g} ulp"
-        if found.index and found.ulps:
-            text += f" at {list(found.index)}"
-        text += f", limit {self.limit:.3g} ({self.run})"
+        at = f" at {list(found.index)}" if found.index and found.ulps else ""
+        verdict = "ok" if self.ok else "WRONG"
+        text = f"{self.what}: {verdict}, {found.ulps:.3g} ulp{at}, limit {self.limit:.3g}"
         if self.ok:
-            return text
-        return f"{text}: {found.got}, {found.expected} in one process: {self._cause()}"
-
-    def _cause(self) -> str:
-        if self.what.startswith("update of"):
-            return (
-                "no collective over the ranks' values gives that of all rows. Let the function "
-                "store a gradient that is a mean over rows, all_reduce() that, and update from it: "
-                "make_train_function(loss, params, inputs, updates.adam) does so. " + _CURE_OF_ROWS
+            return f"{text} ({self.run})"
+        cause = _CURE_OF_UPDATES
+        if not self.what.startswith("update of"):
+            cause = (
+                f"{self.op!r} of the ranks' parts is not the whole. Use another op; weights; or an "
+                f"expression whose parts combine by the op. "
             )
-        return (
-            f"{self.op!r} of the ranks' parts is not the whole. Use another op; weights; or an "
-            f"expression whose parts combine by the op. {_CURE_OF_ROWS}"
-        )
-
-
-_CURE_OF_ROWS = (
-    "Where rows need each other (negatives, neighbours, a denominator, batch normalization), take "
-    "them from all ranks by in_graph.all_gather() or in_graph.all_reduce(). To go on as it is, "
-    "build the function with proof=False"
-)
+        values = f"{found.got}, {found.expected} in one process"
+        return f"{text} ({self.run}): {values}: {cause}{_CURE_OF_ROWS}"
 
 
 @dataclass(frozen=True)
@@ -216,29 +208,13 @@ class Report:
         verdict = "ok" if self.ok else "WRONG"
         if self.worst is None:
             verdict = "nothing could be compared"
-        on = f"{self.name!r} on {len(self.rows)} ranks with {self.rows} rows"
         if self.how != "whole":
             verdict += f" (one process in {self.how})"
         call = f"call {self.call} of " if self.call else ""
-        lines = [f"{call}{on}, against one process of {TITLE}: {verdict}"]
-        return "\n  ".join([*lines, *map(str, self._worst_of_each()), *self.notes])
-
-    def _worst_of_each(self) -> List[Comparison]:
-        """Return the worst comparison of each output and update, and each reason for none."""
-        worst: Dict[Tuple[str, str], Comparison] = {}
+        on = f"{self.name!r} on {len(self.rows)} ranks with {self.rows} rows"
+        worst: Dict[Tuple[str, str], Comparison] = {}  # of each output and update, and each reason
         for found in self.comparisons:
             key = found.what.partition(" on rank")[0], found.reason
             worst[key] = max(worst.get(key, found), found, key=lambda c: c.severity)
-        return list(worst.values())
-
-
-class Rehearsed(SynkError):
-    """Undoes a call that was performed for its proof alone.
-
-    Attributes:
-        report: the `Report`.
-    """
-
-    def __init__(self, report: Report) -> None:
-        super().__init__("rehearsed")
-        self.report = report
+        lines = [f"{call}{on}, against one process of {TITLE}: {verdict}"]
+        return "\n  ".join([*lines, *map(str, worst.values()), *self.notes])

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, Iterable, List, Sequence, Set, Tuple
 
 from synk_core._features.feature import RuntimeFeature
+from synk_core._graph.digest import digest
 from synk_core._graph.leaves import is_row_share
 from synk_core._graph.random_streams import content, is_random_state, require_seedable
-from synk_core._graph.shared import Storage, value_of
-from synk_core._graph.values import is_array, on_host
+from synk_core._graph.shared import Storage
+from synk_core._graph.values import is_array
 from synk_core._master.record import Record
 from synk_core._plan.collectives import RESTORING, WRITING
 from synk_core._rank.workplace import Workplace
@@ -35,24 +36,21 @@ class Replicas:
         self._reseed = reseed
         self._registry = here.registry
         self._functions = here.functions
-        self._is_alone = here.size == 1
-        self._atomic = settings.atomic or self._is_alone
+        self._atomic = settings.atomic
         self._same_streams = not settings.reseeds
         self._differ: Set[int] = set()
         self._seen: Dict[int, Any] = {}
-        self._random: Dict[int, bool] = {}  # whether variables are random states
-        self._contents: Dict[int, bytes] = {}  # of random states, seen or changed in place
+        self._contents: Dict[int, bytes] = {}  # of random states, which may change in place
         self._uses: Dict[int, Tuple[_Used, _Used]] = {}
 
     def before(self, record: Record) -> None:
-        """Check the variables of an order, and reseed states that the program has set.
+        """Refuse variables that may differ, warn of those that the program has set in the master
+        alone, and reseed such random states.
 
         Raises:
             ReplicasDiffer: after a failure, ranks may have different values of some.
             SpecError: a random state cannot be seeded for each rank.
         """
-        if self._is_alone:
-            return
         seen = self._seen
         states: _Used = []
         for prepared in record.acts:
@@ -114,7 +112,6 @@ class Replicas:
         """Forget shared variables that the program has dropped."""
         for number in numbers:
             self._seen.pop(number, None)
-            self._random.pop(number, None)
             self._contents.pop(number, None)
             self._differ.discard(number)
 
@@ -127,80 +124,76 @@ class Replicas:
 
     def _reseed_changed(self, states: _Used) -> None:
         """Reseed random states that the program has set in the master alone."""
+        seen, contents = self._seen, self._contents
         changed = {
-            number
-            for number, storage in states
-            if number in self._seen
-            and (
-                storage[0] is not self._seen[number]
-                or content(storage[0]) != self._contents[number]
-            )
+            n
+            for n, (value,) in states
+            if n in seen and (value is not seen[n] or content(value) != contents[n])
         }
         if changed:
-            if not self._same_streams:
-                for number in changed:
-                    require_seedable(self._registry[number])
+            for number in () if self._same_streams else changed:
+                require_seedable(self._registry[number])
             self._reseed(tuple(sorted(changed)))
 
     def _require_all(self, acts: Sequence[Any]) -> None:
-        mended: Set[int] = set()
+        """Refuse an order that uses variables which may differ."""
+        mended: Set[int] = set()  # by an act of this order, for later ones
         for prepared in acts:
             act = prepared.act
+            used: Iterable[int] = ()
             if isinstance(act, Call):
                 values, states = self._use(act)
                 used = [n for n, _ in (*values, *(states if self._same_streams else ()))]
-                self._require(used, mended, f"function {self._name(act)!r}")
-            elif isinstance(act, Collective):
-                if act.kind == "broadcast":
-                    # Later acts of the same order may use the variables.
-                    mended.update(act.variables)
-                elif act.kind not in RESTORING:
-                    self._require(act.variables, mended, f"{act.kind}()")
-
-    def _require(self, numbers: Iterable[int], mended: Set[int], what: str) -> None:
-        differing = sorted(self._differ.intersection(numbers) - mended)
-        if differing:
-            names = ", ".join(self._named(number) for number in differing)
+            elif isinstance(act, Collective) and act.kind == "broadcast":
+                mended.update(act.variables)
+            elif isinstance(act, Collective) and act.kind not in RESTORING:
+                used = act.variables
+            differing = sorted(self._differ.intersection(used) - mended)
+            if not differing:
+                continue
+            what = f"function {self._name(act)!r}" if isinstance(act, Call) else f"{act.kind}()"
             cure = (
                 "use broadcast() of it first, which gives all ranks the master's values, or close()"
             )
             if self._states(differing):
                 cure = "use synkhronos.seed(n), or seed(n) of the streams themselves"
             raise ReplicasDiffer(
-                f"got {what}, which uses {names}: an earlier call that updates this failed when "
-                f"some ranks had finished, so their values may differ; {cure}. "
+                f"got {what}, which uses {self._named(differing)}: an earlier call that updates "
+                f"this failed when some ranks had finished, so their values may differ; {cure}. "
                 f"With fork(atomic=True) a failed call changes nothing"
             )
 
     def _warn_of_changes(self, act: Call) -> None:
         """Warn of values that the program has set in the master alone."""
-        seen, registry = self._seen, self._registry
-        changed = [
-            number
-            for number, storage in self._use(act)[0]
-            if number in seen and seen[number] is not storage[0]
-        ]
+        seen = self._seen
+        values = [(n, seen.get(n, storage[0]), storage[0]) for n, storage in self._use(act)[0]]
+        changed = [one for one in values if one[1] is not one[2]]
         # An equal value is no change, as after `as_theano()` and the old value again.
-        news = [n for n in changed if not _same(seen[n], value_of(registry[n]))]
-        self._see(changed)
+        news = [
+            number
+            for number, *both in changed
+            if not all(map(is_array, both)) or len(set(map(digest, both))) > 1
+        ]
+        self._see(number for number, *_ in changed)
         if not news:
             return
-        names = ", ".join(self._named(number) for number in news)
         have = "has" if len(news) == 1 else "have"
         warn_user(
-            f"{names} {have} been given a value in the master only, by set_value() of the variable "
-            f"itself or by a {TITLE} function: the workers go on with the old one, in function "
-            f"{self._name(act)!r}. Call broadcast() after it, or broadcast(variables, values) in "
-            f"its place.",
+            f"{self._named(news)} {have} been given a value in the master only, by set_value() of "
+            f"the variable itself or by a {TITLE} function: the workers go on with the old one, in "
+            f"function {self._name(act)!r}. Call broadcast() after it, or broadcast(variables, "
+            f"values) in its place.",
             ReplicaWarning,
         )
 
     def _see(self, numbers: Iterable[int]) -> None:
-        seen, registry = self._seen, self._registry
+        seen, contents, registry = self._seen, self._contents, self._registry
         for number in numbers:
-            seen[number] = value = registry[number].container.storage[0]
-            if self._random.get(number, True) and self._is_random(number):
-                self._contents[number] = content(value)
+            value = registry[number].container.storage[0]
+            # Each variable is seen when it is distributed, before any other act.
+            if number in contents or (number not in seen and is_random_state(registry[number])):
+                contents[number] = content(value)
+            seen[number] = value
 
     def _use(self, act: Call) -> Tuple[_Used, _Used]:
         """Return the variables of a function that ranks have in common, and its random states."""
@@ -208,32 +201,21 @@ class Replicas:
         if use is None:
             shared = self._functions[act.function_id].forms[PLAIN].get_shared()
             numbers = [self._registry.number_of(v) for v in shared if not is_row_share(v)]
-            values = [
-                (number, self._registry[number].container.storage)
-                for number in numbers
-                if not self._is_random(number)
-            ]
+            others = [n for n in numbers if n not in self._contents]
+            values = [(n, self._registry[n].container.storage) for n in others]
             use = self._uses[act.function_id] = values, self._states(numbers)
         return use
 
     def _states(self, numbers: Iterable[int]) -> _Used:
         """Return the random states among variables."""
-        random = self._random
-        return [
-            (number, self._registry[number].container.storage)
-            for number in numbers
-            if random.get(number, True) and self._is_random(number)
-        ]
-
-    def _is_random(self, number: int) -> bool:
-        random = self._random[number] = is_random_state(self._registry[number])
-        return random
+        states = [n for n in numbers if n in self._contents]
+        return [(n, self._registry[n].container.storage) for n in states]
 
     def _name(self, act: Call) -> str:
         return self._functions[act.function_id].recipe.name
 
-    def _named(self, number: int) -> str:
-        return repr(self._registry.label(number))
+    def _named(self, numbers: Iterable[int]) -> str:
+        return ", ".join(repr(self._registry.label(number)) for number in numbers)
 
 
 class WatchedReplicas(RuntimeFeature):
@@ -241,12 +223,6 @@ class WatchedReplicas(RuntimeFeature):
 
     def _begin(self) -> None:
         super()._begin()
-        settings, reseed = self._lifecycle.settings, self.orders.reseed
-        self.orders.observers.add(Replicas(self._rank, settings, reseed))
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Return whether two values of a variable are equal."""
-    if not (is_array(one) and is_array(other)) or one.shape != other.shape:
-        return False
-    return on_host(one).tobytes() == on_host(other).tobytes()
+        if self.orders.size > 1:
+            replicas = Replicas(self._rank, self._lifecycle.settings, self.orders.reseed)
+            self.orders.observers.add(replicas)

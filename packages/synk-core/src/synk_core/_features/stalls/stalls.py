@@ -16,10 +16,8 @@ from synk_core.exceptions import StallWarning
 
 
 class StallWatch:
-    """Watches one wait of the master's at a time.
-
-    It warns after `stall_s` seconds of the runtime's settings, then after twice as many, and so on.
-    """
+    """Watches one wait of the master at a time; it warns after `stall_s` seconds of the runtime's
+    settings, then after twice as many, and so on."""
 
     def __init__(self, lifecycle: Lifecycle) -> None:
         self._lifecycle = lifecycle
@@ -28,12 +26,8 @@ class StallWatch:
     def check(
         self, own: Optional[threading.Thread] = None, makes: str = "", began: float = 0.0
     ) -> None:
-        """Warn if a wait has taken too long; called while the master waits.
-
-        Args:
-            own: a thread of the program that the master waits for, since `began`; it makes what
-                `makes` says. None for a wait for workers.
-        """
+        """Warn if a wait has taken too long; called while the master waits for workers, or since
+        `began` for a thread of the program, with a text of what that `makes`."""
         lifecycle, activity = self._lifecycle, self._lifecycle.activity
         if own is None:
             if any(activity.phase(rank) == Phase.COMPILE for rank in activity.workers):

@@ -1,18 +1,19 @@
 """Measure the time of each call, always: it costs a few additions.
 
-Every rank writes its seconds of computing into a vector in shared memory before the collective
-that ends an order; the master reads it after that. Ranks of other hosts log theirs, and the
-master asks for the logs when it is asked for the figures. The time left after preparing, computing
-and waiting for a slower rank is that of collecting results and sending orders.
+Every rank writes its seconds of computing into shared memory before the collective that ends an
+order; the master reads them after that. Ranks of other hosts log theirs until the master gathers
+the logs. The rest of the time is that of collecting results and sending orders.
 """
 
 from __future__ import annotations
 
 import io
 import math
-from collections import deque
+from collections import defaultdict, deque
 from contextlib import suppress
-from typing import Any, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from functools import partial
+from operator import add
+from typing import Any, Deque, Dict, NamedTuple, Optional, Sequence, Tuple
 
 from synk_core._features.feature import RuntimeFeature
 from synk_core._graph.spec import unnamed
@@ -23,11 +24,10 @@ from synk_core._wire.flight import Phase
 from synk_core._wire.messages import DISTRIBUTE, Call, Own, Prefetch
 from synk_core.exceptions import NestedCall
 
-_SUMS = ("calls", "scatter_s", "compute_s", "wait_s", "reduce_s", "ranks_s", "input_bytes")
 _TITLES = ("calls", "total", "scatter", "compute", "wait", "reduce", "input MB", "slowest rank")
 
 GONE = "(gone)"
-"""Name of the line that sums up deleted functions without a name."""
+"""Name of the line for deleted functions without a name."""
 
 
 class FunctionStats(NamedTuple):
@@ -92,43 +92,32 @@ class Stats(Dict[str, FunctionStats]):
         """Return the line below the table, "" for none."""
         if self.precision:
             return f"float32 on GPUs: precision={self.precision!r}"
-        size = max((len(item.slowest) for item in self.values()), default=0)
-        if size < 2 or math.isnan(self.speed_up):
+        speed_up = self.speed_up
+        if math.isnan(speed_up) or any(len(item.slowest) < 2 for item in self.values()):
             return ""
-        advice = ": give each call more to compute" if self.speed_up < 1 else ""
-        return f"at best {self.speed_up:.2f} times as fast as one rank alone{advice}"
+        advice = ": give each call more to compute" if speed_up < 1 else ""
+        return f"at best {speed_up:.2f} times as fast as one rank alone{advice}"
 
     def __rich__(self) -> Any:
         from rich.table import Table
 
-        table = Table(
-            box=None,
-            pad_edge=False,
-            header_style="bold",
-            caption=self._summary() or None,
-            caption_justify="left",
-        )
-        table.add_column("")
+        caption = self._summary() or None
+        table = Table("", box=None, pad_edge=False, header_style="bold", caption=caption)
+        table.caption_justify = "left"
         for title in _TITLES:
             table.add_column(title, justify="right", no_wrap=True)
-        more = {"CUDA graph": "graph", "proved": "proof"}
-        more = {t: n for t, n in more.items() if any(getattr(item, n) for item in self.values())}
-        for title in more:
-            table.add_column(title)
+        more = []
+        for title, name in (("CUDA graph", "graph"), ("proved", "proof")):
+            if any(getattr(item, name) for item in self.values()):
+                table.add_column(title)
+                more.append(name)
         for label, item in self.items():
             times = (item.total_s, item.scatter_s, item.compute_s, item.wait_s, item.reduce_s)
-            most = max(item.slowest, default=0)
-            slowest = (
-                f"{item.slowest.index(most)} ({most / sum(item.slowest):.0%})" if most else "-"
-            )
-            table.add_row(
-                label,
-                str(item.calls),
-                *(f"{seconds:.3f} s" for seconds in times),
-                f"{item.input_bytes / 1e6:.1f}",
-                slowest,
-                *(getattr(item, name) for name in more.values()),
-            )
+            cells = [label, str(item.calls), *(f"{seconds:.3f} s" for seconds in times)]
+            cells.append(f"{item.input_bytes / 1e6:.1f}")
+            ranks, most = item.slowest, max(item.slowest, default=0)
+            cells.append(f"{ranks.index(most)} ({most / sum(ranks):.0%})" if most else "-")
+            table.add_row(*cells, *(getattr(item, name) for name in more))
         return table
 
     def __str__(self) -> str:
@@ -148,114 +137,83 @@ class Stats(Dict[str, FunctionStats]):
 
 
 class Tally:
-    """The sums behind `FunctionStats`."""
+    """The sums behind a `FunctionStats`, with the names of its fields."""
 
     def __init__(self, size: int) -> None:
-        self._size = size
-        self.reset()
-
-    def reset(self) -> None:
-        """Start again from zero."""
-        self.calls = 0
+        self.calls = self.input_bytes = 0
         self.scatter_s = self.compute_s = self.wait_s = self.reduce_s = self.ranks_s = 0.0
-        self.input_bytes = 0
-        self.slowest: List[int] = [0] * self._size
+        self.slowest = [0] * size
 
     def take(self, other: Tally) -> None:
         """Add the sums of another tally."""
-        for name in _SUMS:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.slowest = [mine + its for mine, its in zip(self.slowest, other.slowest)]
-
-    def stats(self) -> FunctionStats:
-        """Return the sums."""
-        sums = {name: getattr(self, name) for name in _SUMS}
-        return FunctionStats(slowest=tuple(self.slowest), **sums)
+        mine = vars(self)
+        for name, value in vars(other).items():
+            both = mine[name], value
+            mine[name] = list(map(add, *both)) if name == "slowest" else sum(both)
 
 
 class Ledger:
-    """All tallies of a runtime.
+    """All tallies of a runtime; `is_whole`: all ranks are on its host, so that it sees all times.
 
-    Args:
-        is_whole: whether all ranks are on its host, so that it sees all times.
+    Attributes:
+        incomplete: calls that lack the times of other hosts: serial of the order, number in it,
+            tally, seconds of the slowest rank so far, that rank; and the tally that has the seconds
+            of their order that are nobody's.
     """
 
     def __init__(self, size: int, master: int, is_whole: bool = True) -> None:
         self._size = size
         self._master = master
         self._is_whole = is_whole
-        # Calls that count as if they had run on the master's host alone: serial of the order,
-        # number in it, tally, seconds of the slowest rank so far, that rank; and the tally that has
-        # the seconds of their order that are nobody's.
-        self._incomplete: Deque[Tuple[int, int, Tally, float, int, Tally]] = deque(maxlen=LOGGED)
-        self._tallies: Dict[str, Tally] = {}
-
-    def tally(self, name: str) -> Tally:
-        """Return the tally of this name, a new one if there is none."""
-        tally = self._tallies.get(name)
-        if tally is None:
-            tally = self._tallies[name] = Tally(self._size)
-        return tally
+        self.incomplete: Deque[Tuple[int, int, Tally, float, int, Tally]] = deque(maxlen=LOGGED)
+        self._tallies: Dict[str, Tally] = defaultdict(partial(Tally, size))
 
     def forget_function(self, function_id: int) -> None:
         """Drop a deleted function; add the figures of one without a name to `GONE`."""
         tally = self._tallies.pop(unnamed(function_id), None)
         if tally is not None:
-            self.tally(GONE).take(tally)
+            self._tallies[GONE].take(tally)
 
     def after(self, record: Record) -> None:
         """Add the figures of an order; those shared by its acts count with the last act that is no
         prefetch, or with the first one. Acts without a label are not counted."""
-        times, run_s = record.times, record.run_s
+        size, run_s = self._size, record.run_s
         incomplete = []
-        size, start = self._size, 0
         last: Optional[Tally] = None
         for place, prepared in enumerate(record.acts):
             act, label = prepared.act, prepared.label
             if label is None:
-                start += size
                 continue
-            tally = self._tallies.get(label) or self.tally(label)
+            tally = self._tallies[label]
             if isinstance(act, Prefetch):
                 last = last or tally
-                start += size
                 continue
             last = tally
             tally.calls += 1
             tally.input_bytes += prepared.nbytes
-            ranks = times[start : start + size].tolist() if isinstance(act, Call) else ()
-            start += size
-            if ranks:
-                longest, own = max(ranks), ranks[self._master]
-                if longest > 0:
-                    slowest = ranks.index(longest)
-                    tally.slowest[slowest] += 1
-                    if not self._is_whole:
-                        incomplete.append((record.serial, place, tally, longest, slowest))
-                    tally.compute_s += own
-                    tally.wait_s += longest - own
-                    tally.ranks_s += sum(ranks)
-                    run_s -= longest
-        if last is None:
-            return
-        last.scatter_s += record.scatter_s
-        last.reduce_s += max(run_s, 0.0)
-        for call in incomplete:
-            self._incomplete.append((*call, last))
-
-    @property
-    def lacks_times(self) -> bool:
-        """Whether ranks of other hosts have times that are not counted yet."""
-        return bool(self._incomplete)
+            if not isinstance(act, Call):
+                continue
+            ranks = record.times[place * size : (place + 1) * size].tolist()
+            longest = max(ranks, default=0.0)  # there is no room for the times of all long steps
+            if longest > 0:
+                slowest, own = ranks.index(longest), ranks[self._master]
+                tally.slowest[slowest] += 1
+                if not self._is_whole:
+                    incomplete.append((record.serial, place, tally, longest, slowest))
+                tally.compute_s += own
+                tally.wait_s += longest - own
+                tally.ranks_s += sum(ranks)
+                run_s -= longest
+        if last is not None:
+            last.scatter_s += record.scatter_s
+            last.reduce_s += max(run_s, 0.0)
+            for call in incomplete:
+                self.incomplete.append((*call, last))
 
     def complete(self, logs: Sequence[Sequence[LoggedTimes]]) -> None:
-        """Count the times that ranks of other hosts have logged.
-
-        Args:
-            logs: by rank; empty on the master's host.
-        """
+        """Count the times that ranks have logged: none on the master's host."""
         by_rank = {rank: dict(log) for rank, log in enumerate(logs) if log}
-        for serial, place, tally, longest, slowest, last in self._incomplete:
+        for serial, place, tally, longest, slowest, last in self.incomplete:
             for rank, log in by_rank.items():
                 seconds = log[serial][place] if serial in log else 0.0
                 tally.ranks_s += seconds
@@ -265,16 +223,18 @@ class Ledger:
                     tally.wait_s += seconds - longest
                     last.reduce_s = max(last.reduce_s - (seconds - longest), 0.0)
                     longest, slowest = seconds, rank
-        self._incomplete.clear()
+        self.incomplete.clear()
 
     def stats(self, reset: bool) -> Stats:
-        """Return the figures of everything that ran; with `reset` start again from zero."""
+        """Return the figures since the last reset; with `reset` start again from zero."""
         tallies = self._tallies.copy()  # in one go: another thread may call a new function
-        stats = Stats((name, tally.stats()) for name, tally in tallies.items() if tally.calls)
-        if reset:
-            for tally in tallies.values():
-                tally.reset()
-        return stats
+        for name in tallies if reset else ():
+            self._tallies.pop(name, None)
+        return Stats(
+            (name, FunctionStats(**{**vars(tally), "slowest": tuple(tally.slowest)}))
+            for name, tally in tallies.items()
+            if tally.calls
+        )
 
 
 def stats(here: Workplace, argument: None) -> Any:  # noqa: ARG001 - as of any act
@@ -296,7 +256,10 @@ class Statistics(RuntimeFeature):
 
     def stats(self, reset: bool = False) -> Stats:
         """Return the times of calls; see `synkhronos.stats`."""
-        self._take_times()
+        if self._ledger.incomplete and not self.orders.closed:
+            # Within a call the figures of other hosts are left for later.
+            with suppress(NestedCall), self.orders.lock:
+                self._ledger.complete(self.orders.perform_own(Own(stats), label=None))
         found = self._ledger.stats(checked_flag(reset, "reset"))
         for loaded in list(self._rank.functions.values()):
             name = loaded.recipe.name
@@ -309,12 +272,3 @@ class Statistics(RuntimeFeature):
                 found[name] = found[name]._replace(proof=how if report.ok else f"{how}: WRONG")
         found.precision = self._rank.device.precision
         return found
-
-    def _take_times(self) -> None:
-        """Add to the ledger what ranks of other hosts have logged, if there are any.
-
-        Within a call this does nothing: their figures come later.
-        """
-        if self._ledger.lacks_times and not self.orders.closed:
-            with suppress(NestedCall), self.orders.lock:
-                self._ledger.complete(self.orders.perform_own(Own(stats), label=None))

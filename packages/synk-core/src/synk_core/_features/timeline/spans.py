@@ -1,8 +1,7 @@
-"""Record spans of time on one rank.
+"""Record spans of time on one rank, in memory.
 
-Every rank keeps its own spans in memory. All ranks of a host share one clock (`time.perf_counter`
-is CLOCK_MONOTONIC); other hosts know how much theirs differs. While nothing is recorded, a phase
-costs one check of an attribute.
+All ranks of a host share one clock (`time.perf_counter` is CLOCK_MONOTONIC); other hosts know how
+much theirs differs.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from synk_core._rank.workplace import Workplace
 from synk_core._wire.flight import OWN_WORK, Flight, Phase
 
 MOST_SPANS = 1_000_000
-"""Spans kept by one rank; later ones are only counted."""
+"""Spans that one rank keeps; it only counts later ones."""
 
 Place = Tuple[int, int]
 
@@ -56,12 +55,8 @@ _SPANS: Dict[int, Tuple[str, str]] = {
 
 
 class Recorder:
-    """The spans of one rank, made of the phases that it enters.
-
-    Attributes:
-        place: of the act under way.
-        lost: number of spans beyond `MOST_SPANS`.
-    """
+    """The spans of one rank, made of the phases that it enters; `place` is that of the act under
+    way, and `lost` the number of spans beyond `MOST_SPANS`."""
 
     def __init__(self, flight: Flight) -> None:
         self._flight = flight
@@ -81,8 +76,8 @@ class Recorder:
         self.place, self._act, self._computes = place, act.name, None
 
     def enter(self, phase: int, detail: int = 0) -> None:
-        """End a phase, and begin another one. A function computes from its first phase of own work
-        until results are reduced."""
+        """End a phase, and begin another one: -1 is none. A function computes from its first phase
+        of own work until results are reduced."""
         now = perf_counter()
         if self._phase is not None:
             self.add(*self._phase, now)
@@ -113,11 +108,11 @@ class Recorder:
 
     def add(self, kind: str, name: str, begin: float, end: float) -> None:
         """Add a span."""
-        if len(self._spans) >= MOST_SPANS:
+        if len(self._spans) < MOST_SPANS:
+            thread = threading.get_ident()
+            self._spans.append(Span(kind, name, begin, end, self.place, thread))
+        else:
             self.lost += 1
-            return
-        thread = threading.get_ident()
-        self._spans.append(Span(kind, name, begin, end, self.place, thread))
 
     def stop(self) -> Recorded:
         """Stop recording; return the spans, and the number of lost ones."""

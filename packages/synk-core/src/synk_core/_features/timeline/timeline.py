@@ -9,8 +9,10 @@ from __future__ import annotations
 import atexit
 import json
 import os
+from collections import defaultdict
+from itertools import count
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 from synk_core._features.feature import RuntimeFeature
 from synk_core._plan.arguments import checked_path
@@ -22,7 +24,7 @@ from synk_core.files import whole_file
 from .spans import Recorded, Span, timeline
 
 CLOSE_TIMEOUT_S = 0.5
-"""Seconds after the runtime's `close()` until all workers must answer, to be in the file."""
+"""Seconds after the runtime's `close()` until all workers must answer to be in the file."""
 
 BEGIN, END = Own(timeline, True), Own(timeline, False)
 
@@ -35,8 +37,8 @@ class Timeline:
 
     Args:
         path: the file to write, in an existing folder.
-        end: stops recording on all ranks; returns the recorded spans by rank. Its argument is
-            whether the runtime is being closed.
+        end: stops recording on all ranks; returns the trace. Its argument is whether the runtime is
+            being closed.
 
     Attributes:
         path: the file.
@@ -48,16 +50,10 @@ class Timeline:
     """
 
     def __init__(
-        self,
-        path: Union[str, os.PathLike[str]],
-        end: Callable[[bool], Dict[int, Recorded]],
-        size: int,
-        master: int,
+        self, path: Union[str, os.PathLike[str]], end: Callable[[bool], Mapping[str, Any]]
     ) -> None:
         self.path = checked_path(path)
         self._end = end
-        self._size = size
-        self._master = master
         self.recording = True
         self._owner = os.getpid()
 
@@ -73,8 +69,8 @@ class Timeline:
         self._stop(closing=False)
 
     def close(self) -> None:
-        """Stop within seconds, at the runtime's end; a file that cannot be written is only a
-        warning, so that the program's own results are not lost."""
+        """Stop within seconds, at the runtime's end; warn if the file cannot be written, so that
+        the program's own results are not lost."""
         try:
             self._stop(closing=True)
         except OSError as error:
@@ -86,7 +82,7 @@ class Timeline:
             return
         self.recording = False
         atexit.unregister(self.close)
-        write(self.path, trace_of(self._end(closing), self._size, self._master))
+        write(self.path, self._end(closing))
 
     def __enter__(self) -> Timeline:  # noqa: PYI034 - typing.Self is not there on Python 3.9
         return self
@@ -106,14 +102,14 @@ class Timelines(RuntimeFeature):
 
     def _take_options(self, options: Dict[str, Any]) -> Tuple[Own, ...]:
         path = options.pop("timeline", None)
-        self._first = None if path is None else str(checked_path(path))
+        self._first = None if path is None else checked_path(path)
         others = super()._take_options(options)
         return others if path is None else (*others, BEGIN)
 
     def _begin(self) -> None:
         super()._begin()
         if self._first is not None:
-            self._keep(self._new_timeline(self._first))
+            self._keep(Timeline(self._first, self._end_timeline))
 
     def _finish(self) -> None:
         if self._timeline is not None:
@@ -121,17 +117,13 @@ class Timelines(RuntimeFeature):
         super()._finish()
 
     def timeline(self, path: Union[str, os.PathLike[str]]) -> Timeline:
-        """Record what all ranks do; see `synkhronos.timeline`.
-
-        Raises:
-            InputTypeError, InputValueError: a bad path, or a recording that is not over.
-        """
+        """Record the work of all ranks; see `synkhronos.timeline`."""
         if self._timeline is not None and self._timeline.recording:
             raise InputValueError(
                 f"timeline(): {self._timeline.path} is being recorded already; stop() it first"
             )
         with self.orders.lock:
-            timeline = self._new_timeline(path)
+            timeline = Timeline(path, self._end_timeline)
             self.orders.perform_own(BEGIN, label=None)
         return self._keep(timeline)
 
@@ -140,12 +132,11 @@ class Timelines(RuntimeFeature):
         atexit.register(timeline.close)  # a failure may close the runtime before the program's end
         return timeline
 
-    def _new_timeline(self, path: Union[str, os.PathLike[str]]) -> Timeline:
-        return Timeline(path, self._end_timeline, self.orders.size, self.orders.master)
-
-    def _end_timeline(self, closing: bool) -> Dict[int, Recorded]:
-        """Return the spans of every rank; of the master alone if the runtime is closed or fails."""
+    def _end_timeline(self, closing: bool) -> Dict[str, Any]:
+        """Return the trace of every rank; of the master alone if the runtime is closed or fails."""
         lifecycle, rank = self._lifecycle, self._rank
+        recorder = rank.flight.recorder  # which has its spans also if the order fails at its end
+        recorded: Optional[Dict[int, Recorded]] = None
         # The end waits neither for an order under way nor for workers that start.
         leaves = closing and (lifecycle.lock.running or not lifecycle.joined)
         if not lifecycle.closed and not leaves:
@@ -153,27 +144,30 @@ class Timelines(RuntimeFeature):
                 with lifecycle.lock:
                     timeout_s = CLOSE_TIMEOUT_S if closing else None
                     spans = self.orders.perform_own(END, label=None, timeout_s=timeout_s)
-                    return dict(enumerate(spans))
+                    recorded = dict(enumerate(spans))
             except Exception:
                 if not lifecycle.closed:
                     raise
-        return {rank.rank: rank.flight.recorder.stop()}
+        if recorded is None:
+            recorded = {rank.rank: recorder.stop()}
+        return trace_of(recorded, rank.size, rank.master)
 
 
 def trace_of(recorded: Mapping[int, Recorded], size: int, master: int) -> Dict[str, Any]:
-    """Return Chrome's trace object.
-
-    Times are microseconds from the first span on. A process stands for a rank, a thread for one
-    of the master's threads (workers have one).
-    """
-    waits = list(_waits(recorded))
-    every = [(rank, span) for rank, (spans, _) in recorded.items() for span in spans] + waits
-    start = min((span.begin for _, span in every), default=0.0)
-    threads: Dict[Tuple[int, int], int] = {}
+    """Return Chrome's trace object, in microseconds from the first span on. A process stands for a
+    rank, a thread for one of the master's threads (workers have one)."""
     events: List[Dict[str, Any]] = []
+    for rank in range(size):
+        about = {"ph": "M", "pid": rank, "tid": 0}
+        name = f"rank {rank}{' (master)' if rank == master else ''}"
+        events.append({**about, "name": "process_name", "args": {"name": name}})
+        events.append({**about, "name": "process_sort_index", "args": {"sort_index": rank}})
+    spans = [(rank, span) for rank, (several, _) in recorded.items() for span in several]
+    spans += _waits(spans)
+    start = min((span.begin for _, span in spans), default=0.0)
+    threads: Dict[int, Dict[int, int]] = defaultdict(lambda: defaultdict(count().__next__))
     # Sort by beginning, then longest first, as viewers nest them.
-    for rank, span in sorted(every, key=lambda item: (item[1].begin, -item[1].end)):
-        known = sum(1 for other, _ in threads if other == rank)
+    for rank, span in sorted(spans, key=lambda item: (item[1].begin, -item[1].end)):
         event: Dict[str, Any] = {
             "ph": "X",
             "name": span.name,
@@ -181,26 +175,13 @@ def trace_of(recorded: Mapping[int, Recorded], size: int, master: int) -> Dict[s
             "ts": round((span.begin - start) * 1e6, 3),
             "dur": round((span.end - span.begin) * 1e6, 3),
             "pid": rank,
-            "tid": threads.setdefault((rank, span.thread), known),
+            "tid": threads[rank][span.thread],
         }
         if span.place is not None:
             event["args"] = {"order": span.place[0]}
         events.append(event)
-    names = [
-        {
-            "ph": "M",
-            "name": kind,
-            "pid": rank,
-            "tid": 0,
-            "args": {key: f"rank {rank}{' (master)' if rank == master else ''}"}
-            if key == "name"
-            else {key: rank},
-        }
-        for rank in range(size)
-        for kind, key in (("process_name", "name"), ("process_sort_index", "sort_index"))
-    ]
     return {
-        "traceEvents": names + events,
+        "traceEvents": events,
         "displayTimeUnit": "ms",
         "otherData": {
             "program": "synkhronos",
@@ -211,20 +192,16 @@ def trace_of(recorded: Mapping[int, Recorded], size: int, master: int) -> Dict[s
     }
 
 
-def _waits(recorded: Mapping[int, Recorded]) -> Iterator[Tuple[int, Span]]:
+def _waits(spans: Sequence[Tuple[int, Span]]) -> Iterator[Tuple[int, Span]]:
     """Yield, for each shared activity, the time that early ranks waited for the last one."""
+    shared = [(r, s) for r, s in spans if s.kind in WAITS and s.place is not None]
     last: Dict[Any, float] = {}
-    for spans, _ in recorded.values():
-        for span in spans:
-            if span.kind in WAITS and span.place is not None:
-                last[span.place] = max(span.begin, last.get(span.place, span.begin))
-    for rank, (spans, _) in recorded.items():
-        for span in spans:
-            if span.kind in WAITS and span.place is not None:
-                end = min(last[span.place], span.end)
-                if end > span.begin:
-                    name = "for the last rank"
-                    yield rank, span._replace(kind="wait", name=name, end=end)
+    for _, span in shared:
+        last[span.place] = max(span.begin, last.get(span.place, span.begin))
+    for rank, span in shared:
+        end = min(last[span.place], span.end)
+        if end > span.begin:
+            yield rank, span._replace(kind="wait", name="for the last rank", end=end)
 
 
 def write(path: Path, trace: Mapping[str, Any]) -> None:
