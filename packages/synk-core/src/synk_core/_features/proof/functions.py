@@ -108,7 +108,7 @@ class Proving(FunctionFeature):
             name = f"output {verdict.position}" + (f" ({variable.name})" if variable.name else "")
             outputs.append(_Provable(0, name, verdict, _reason(spec, verdict.op, leaves)))
         for verdict in verdicts.updates:
-            target, leaves = lineage.updates[verdict.position]
+            target, _, leaves, _ = lineage.updates[verdict.position]
             is_reduced = lineage.has_reductions and verdict.verdict == "unknown"
             if is_reduced or differs_by_rank(leaves, spec):
                 number = registry.number_of(target)
