@@ -18,7 +18,7 @@ from theano.compile.ops import as_op
 from synk_comm._collectives.communicator import RoundCommunicator
 from synk_core import DecompositionWarning, InputValueError, Runtime, WorkerFailed
 from synk_core._plan.rows import split_rows
-from synk_core.device import Cpu
+from synk_core.device import Device
 from synk_theano._gpu import parts
 from synk_theano._gpu.parts import in_parts
 
@@ -68,14 +68,18 @@ def copy_part(vector, begin, part):
     vector[begin : begin + part.size] = part
 
 
+def _in_parts(_self, function, storage):
+    return in_parts(function, storage, copy_part)
+
+
 def changes():
     """Return what makes the processor a device whose collectives may overlap."""
     return [
         (RoundCommunicator, "partitioned_all_reduce", _begin),
-        (Cpu, "is_gpu", True),
-        (Cpu, "takes_collectives", True),
-        (Cpu, "takes", _takes),
-        (Cpu, "in_parts", lambda _self, function, storage: in_parts(function, storage, copy_part)),
+        (Device, "is_gpu", True),
+        (Device, "takes_collectives", True),
+        (Device, "takes", _takes),
+        (Device, "in_parts", _in_parts),
         (parts, "SMALLEST_PIECE", 64),
     ]
 
@@ -93,9 +97,9 @@ def overlap_here(values):
 @as_op([T.dvector], [T.dvector])
 def events(values):
     """Return what has happened on this rank since it was asked last."""
-    told = np.array(EVENTS, float)
+    happened = np.array(EVENTS, float)
     EVENTS.clear()
-    return told
+    return happened
 
 
 @as_op([T.dvector], [T.dvector])
