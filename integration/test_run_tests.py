@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any, Callable
 
 import pytest
-from _checkout import ROOT
+from _checkout import ROOT, ran
 
 from synk_testing import Done, Program
 
@@ -162,3 +164,29 @@ def test_a_signal_ends_all_that_it_started(start: Start, tmp_path, number) -> No
         program.send_signal(number)
         # `Program` fails if a process of it is left.
         assert program.finish().status == 128 + number
+
+
+IGNORED = ["SIGHUP", "SIGINT", "SIGQUIT"]  # by nohup, and by a shell for what it starts with `&`
+
+STRUCK = """
+import os, runpy, signal, subprocess, sys
+names = sys.argv[2:]
+assert all(signal.getsignal(getattr(signal, name)) is signal.SIG_IGN for name in names)
+runpy.run_path(sys.argv[1])
+for name in names:
+    end = f"import os, signal; os.kill(os.getpid(), signal.{name})"
+    command = [sys.executable, "-c", end]
+    status = subprocess.run(command, stderr=subprocess.DEVNULL, timeout=60).returncode
+    assert status == -getattr(signal, name), (name, status)
+os.kill(os.getpid(), signal.SIGHUP)
+print("still here")
+"""
+
+
+@pytest.mark.skipif(shutil.which("sh") is None, reason="needs a shell, to have signals ignored")
+def test_children_begin_with_the_usual_signals():
+    trap = f"trap '' {' '.join(name[3:] for name in IGNORED)}; exec \"$@\""
+    program = (sys.executable, "-c", STRUCK, ROOT / "conftest.py", *IGNORED)
+    done = ran("sh", "-c", trap, "sh", *program, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "still here\n"

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import subprocess
-import sys
 import time
 import uuid
 from pathlib import Path
@@ -194,32 +191,3 @@ def test_segments_of_killed_mpich_ranks_alone_are_removed():
     finally:
         for path in (older, opened, left):
             path.unlink(missing_ok=True)
-
-
-CONFTEST = Path(__file__).parents[3] / "conftest.py"
-IGNORED = ["SIGHUP", "SIGINT", "SIGQUIT"]  # by nohup, and by a shell for what it starts with `&`
-
-STRUCK = """
-import os, runpy, signal, subprocess, sys
-names = sys.argv[2:]
-assert all(signal.getsignal(getattr(signal, name)) is signal.SIG_IGN for name in names)
-runpy.run_path(sys.argv[1])
-for name in names:
-    end = f"import os, signal; os.kill(os.getpid(), signal.{name})"
-    command = [sys.executable, "-c", end]
-    status = subprocess.run(command, stderr=subprocess.DEVNULL, timeout=60).returncode
-    assert status == -getattr(signal, name), (name, status)
-os.kill(os.getpid(), signal.SIGHUP)
-print("still here")
-"""
-
-
-@pytest.mark.skipif(shutil.which("sh") is None, reason="needs a shell, to have signals ignored")
-def test_children_begin_with_the_usual_signals():
-    trap = f"trap '' {' '.join(name[3:] for name in IGNORED)}; exec \"$@\""
-    program = (sys.executable, "-c", STRUCK, CONFTEST, *IGNORED)
-    done = subprocess.run(
-        ["sh", "-c", trap, "sh", *program], capture_output=True, text=True, timeout=200
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "still here\n"
