@@ -23,19 +23,13 @@ _BACKENDS = ("auto", "shm", "zmq", "nccl", "mpi")
 
 
 class Ticket(NamedTuple):
-    """A rank's way into a group, which travels as one line of text.
-
-    Attributes:
-        group_id: hex; names the group's memory, and marks its messages.
-        place: path of the memory, as a descriptor of the group's maker, or of the folder of
-            sockets.
-    """
+    """A rank's way into a group, which travels as one line of text."""
 
     backend: str
     rank: int
     size: int
-    group_id: str
-    place: str
+    group_id: str  # hex; names the group's memory, and marks its messages
+    place: str  # path of the memory, a descriptor of its maker, or of the folder of sockets
 
     def __str__(self) -> str:
         return "|".join(["synk-comm-3", *map(str, self)])
@@ -178,10 +172,7 @@ def join(
 
 
 def connect(
-    *,
-    backend: str = "auto",
-    timeout_s: float = DEFAULT_TIMEOUT_S,
-    watch: Watch | None = None,
+    *, backend: str = "auto", timeout_s: float = DEFAULT_TIMEOUT_S, watch: Watch | None = None
 ) -> Communicator:
     """Enter the group that this process was started for; return when all ranks have.
 

@@ -108,8 +108,7 @@ class Driver:
 
     def _context(self, device: int) -> int:
         if device not in self._contexts:  # kept until the process ends, as NCCL and arrays need it
-            made = self._made("cuDevicePrimaryCtxRetain", self._handle(device))
-            self._contexts[device] = made
+            self._contexts[device] = self._made("cuDevicePrimaryCtxRetain", self._handle(device))
         return self._contexts[device]
 
     def make_current(self, device: int) -> None:

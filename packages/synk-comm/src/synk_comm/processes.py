@@ -162,14 +162,10 @@ def begin(work: BinaryIO) -> None:
 
 
 def _lifeline() -> tuple[FileIO, FileIO, FileIO]:
-    """Make a pipe to a process that ends with this one.
+    """Return witness, writing end, and reading end of a pipe; another process inherits the last.
 
-    A killed process's files close from the highest number to the lowest: the witness is still open
-    when the writing end closes, and notices it.
-
-    Returns:
-        The witness, a reading end that this process alone has; the writing end; and the reading
-        end that the other process inherits.
+    A killed process's files close from the highest number to the lowest: the witness, a reading end
+    that this process alone has, is still open when the writing end closes, and notices it.
     """
     low, high = os.pipe()
     # Objects, not numbers: if this is interrupted they close.
@@ -181,9 +177,7 @@ def _lifeline() -> tuple[FileIO, FileIO, FileIO]:
 def _end_with_parent(fd: int, parent: int, by_main_thread: bool) -> None:
     """Make the kernel kill this process, and the group that it leads, when the parent ends.
 
-    Args:
-        fd: the reading end of a pipe whose writing end only the parent has.
-        by_main_thread: whether the parent's main thread has started this process.
+    The parent, whose main thread has started this process or not, alone has the pipe's writing end.
     """
 
     def look(wait_s: float) -> None:

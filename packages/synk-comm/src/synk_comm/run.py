@@ -150,15 +150,11 @@ def _path(source: Source) -> Sequence[str]:
 
 
 class _Output:
-    """Passes on the lines of a rank, each with a tag in front.
-
-    Attributes:
-        ours: descriptor of the output; None to pass on nothing more.
-    """
+    """Passes on the lines of a rank, each with a tag in front."""
 
     def __init__(self, theirs: int, tag: bytes, ours: int) -> None:
         os.set_blocking(theirs, False)
-        self.ours: int | None = ours
+        self.ours: int | None = ours  # None to pass on nothing more
         self._theirs = theirs
         self._tag = tag
         self._begun = bytearray()  # not passed on yet

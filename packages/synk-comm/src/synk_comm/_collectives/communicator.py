@@ -23,7 +23,7 @@ from synk_comm.exceptions import CommError, MisuseError
 from . import gathering, reducing
 from .nonblocking import CLOSE_S, Background
 from .point_to_point import PointToPoint
-from .splitting import in_ranks_of_the_old, split
+from .splitting import split
 
 _PREPARE: dict[tuple[str, str], Callable[[Steps, CollectiveRow, Arguments], CheckedCall]] = {
     ("", ""): gathering.barrier,
@@ -67,7 +67,7 @@ class RoundCommunicator(Communicator):
         self._messages = PointToPoint(self._steps)
         self._shortcuts: dict[Any, Shortcut] = {}  # by this rank's call
         self._background: Background | None = None
-        self._origin = origin  # its ranks in the group that it was split from
+        self.origin = origin  # its ranks in the group that it was split from
 
     def __repr__(self) -> str:
         who = f"rank {self.rank} of {self.size}"
@@ -214,10 +214,6 @@ class RoundCommunicator(Communicator):
 
         made = self._steps.make(CheckedCall(call, encode(call), finish), timeout_s)
         return cast("RoundCommunicator | None", made)
-
-    def in_parent_ranks(self, exc: CommError) -> CommError:
-        """Return an error with the ranks of the group that this one was split from."""
-        return in_ranks_of_the_old(exc, self._origin)
 
     # -- the end ------------------------------------------------------------------------------
 

@@ -8,13 +8,7 @@ from typing import Any
 import numpy as np
 
 from synk_comm._core import moves
-from synk_comm._core.calls import (
-    CollectiveCall,
-    count_bytes,
-    encode,
-    kind_of,
-    received,
-)
+from synk_comm._core.calls import CollectiveCall, count_bytes, encode, kind_of, received
 from synk_comm._core.ops import Array
 from synk_comm._core.packing import (
     NUMBERS,

@@ -30,13 +30,11 @@ _ROOM = PIECE_HEAD_BYTES - 8
 class _ArrayMessage(Request):
     """One array on its way between this rank and its ``peer``.
 
-    Attributes:
-        header: describes a message that is sent; b"" for one to be received.
-        array: in the queue the bytes that are not in the channel yet; or ``out``.
-        begun: whether it cannot be taken back any more.
+    ``header`` describes a message that is sent, and is b"" for one to be received. ``array`` is, in
+    the queue, the bytes that are not in the channel yet; or ``out``.
     """
 
-    begun = False
+    begun = False  # whether it cannot be taken back any more
 
     def __init__(
         self, messages: PointToPoint, peer: int, tag: int, header: bytes, array: Any
@@ -167,9 +165,9 @@ class PointToPoint:
 
     def _advance(self, awaited: _ArrayMessage) -> bool:
         """Move all that can be moved now; return whether this message is done."""
-        pieces, me = self._steps.fabric.pieces, self._steps.rank
+        fabric, me = self._steps.fabric, self._steps.rank
         for (peer, is_sent), queue in self._queues.items():
-            while queue and peer != me and (pieces.has_place if is_sent else pieces.has_come)(peer):
+            while queue and peer != me and (fabric.has_place if is_sent else fabric.has_come)(peer):
                 if is_sent:
                     self._put(queue)
                 else:
@@ -181,7 +179,7 @@ class PointToPoint:
         message, fabric = queue[0], self._steps.fabric
         data = message.array
         piece, message.array = data[: fabric.piece_bytes], data[fabric.piece_bytes :]
-        fabric.pieces.put(message.peer, b"" if message.begun else message.header, piece)
+        fabric.put(message.peer, b"" if message.begun else message.header, piece)
         message.begun = True
         if not message.array.nbytes:
             message._done, message.array = True, None  # the array is the user's again
@@ -189,8 +187,8 @@ class PointToPoint:
 
     def _take_in(self, source: int) -> None:
         """Remove the next piece from the channel."""
-        pieces = self._steps.fabric.pieces
-        header, piece = pieces.piece(source)
+        fabric = self._steps.fabric
+        header, piece = fabric.piece(source)
         if header:
             call = decode(header)
             ((text, shape),) = call.arrays
@@ -203,7 +201,7 @@ class PointToPoint:
         tag, target, rest = self._arriving.pop(source)
         nbytes = piece.nbytes
         np.copyto(rest[:nbytes], piece)
-        pieces.release(source)
+        fabric.release(source)
         if nbytes < rest.nbytes:
             self._arriving[source] = tag, target, rest[nbytes:]
         else:

@@ -8,7 +8,7 @@ from typing import Any
 from synk_comm._core import moves
 from synk_comm._core.bulk import Stretch, agreed
 from synk_comm._core.calls import CollectiveCall, encode, kind_of
-from synk_comm._core.ops import Array, ReduceOp, check_reducible, check_weight
+from synk_comm._core.ops import Array, ReduceOp, check_reducible, check_weight, positive_weight
 from synk_comm._core.packing import (
     as_array,
     bare,
@@ -73,9 +73,7 @@ def reduce(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:
 def reduce_scatter(steps: Steps, row: CollectiveRow, given: Arguments) -> CheckedCall:
     size, out, many = steps.size, given.out, is_list(given.x)
     op = ReduceOp.parse(given.op)
-    weight = check_weight(given.weight, op)
-    if not weight:
-        raise ValueError(f"every rank contributes to {row.name}: weight must be positive")
+    weight = positive_weight(given.weight, op, row.name)
     arrays = [contiguous(as_array(array)) for array in (given.x if many else [given.x])]
     blocks = _blocks(arrays, many, size)
     own, dtype = kind_of(blocks[steps.rank]), arrays[0].dtype

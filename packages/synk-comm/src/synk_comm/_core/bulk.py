@@ -13,20 +13,13 @@ from .ops import OVER, Array, ReduceOp, combine, scaled
 
 
 class AgreedReduction(NamedTuple):
-    """A reduction that all ranks have agreed upon.
-
-    Attributes:
-        ranks: the contributing ranks.
-        factors: weights of these, None if all are equal.
-        root: the only rank that gets the result; None if all do.
-        accidents: NumPy's exceptions on overflow and its like, see ``combine``.
-    """
+    """A reduction that all ranks have agreed upon."""
 
     op: ReduceOp
-    ranks: list[int]
-    factors: list[float] | None
-    root: int | None
-    accidents: list[Exception]
+    ranks: list[int]  # that contribute
+    factors: list[float] | None  # weights of these, None if all are equal
+    root: int | None  # the only rank that gets the result; None if all do
+    accidents: list[Exception]  # NumPy's, on overflow and its like, see ``combine``
 
     def combine(self, operands: Sequence[Array], out: Array) -> Exception | None:
         """Reduce one stretch of each contributing rank."""
@@ -52,17 +45,12 @@ def agreed(calls: Sequence[CollectiveCall]) -> AgreedReduction:
 
 
 class Stretch(NamedTuple):
-    """Flat bytes of one rank.
-
-    Attributes:
-        source: None if this rank contributes nothing.
-        target: for the result, perhaps the memory of ``source``; None if this rank gets none.
-    """
+    """Flat bytes of one rank."""
 
     dtype: np.dtype[Any]
     nbytes: int
-    source: Array | None
-    target: Array | None
+    source: Array | None  # None if this rank contributes nothing
+    target: Array | None  # perhaps the memory of ``source``; None if this rank gets no result
 
 
 class Bulk(ABC):

@@ -43,28 +43,20 @@ ON_DEVICES = " of device arrays"
 class CollectiveCall(NamedTuple):
     """One rank's call of a collective.
 
-    Attributes:
-        kind: name of the method; of device arrays with ``ON_DEVICES`` behind it.
-        op: reduce op, or "".
-        root: root rank, or -1.
-        arrays: one array, or those of a list, or one for each rank.
-        outs: of each ``out``, by source rank (one for scatter); None for ranks that send nothing;
-            empty without ``out``.
-        weight: 0 if this rank contributes nothing.
-        many: whether this is a collective on each of ``arrays``.
-        place: of device arrays "apart" if equal arrays of all ranks would not lie in one block.
-        text: reason, of ``decline`` only.
+    ``outs`` are those of each ``out``, by source rank (one for scatter), None for ranks that send
+    nothing; empty without ``out``. ``place`` is, of device arrays, "apart" if equal arrays of all
+    ranks would not lie in one block.
     """
 
-    kind: str
+    kind: str  # name of the method; of device arrays with ``ON_DEVICES`` behind it
     op: str = ""
     root: int = -1
-    arrays: Tuple[Kind, ...] = ()
+    arrays: Tuple[Kind, ...] = ()  # one array, or those of a list, or one for each rank
     outs: Tuple[Optional[Kind], ...] = ()
-    weight: float = 1.0
-    many: bool = False
+    weight: float = 1.0  # 0 if this rank contributes nothing
+    many: bool = False  # whether this is a collective on each of ``arrays``
     place: str = ""
-    text: str = ""
+    text: str = ""  # reason, of ``decline`` only
 
     def __str__(self) -> str:
         if self.kind == "decline":
@@ -102,7 +94,7 @@ def count_bytes(kind: Kind | None) -> int:
     return 0 if kind is None else math.prod(kind[1]) * text_dtype(kind[0]).itemsize
 
 
-def shorten(text: str, limit: int = _REASON_CHARS) -> str:
+def shorten(text: str, limit: int) -> str:
     """Cut the middle out of a long text: the ends of a traceback say most."""
     if len(text) <= limit:
         return text
@@ -184,7 +176,7 @@ def _kind(said: Any) -> Any:
 
 
 # NumPy 1 does not annotate it.
-_FORMAT: Any = np.lib.format
+FORMAT: Any = np.lib.format
 
 
 @lru_cache(maxsize=256)
@@ -196,7 +188,7 @@ def dtype_text(dtype: np.dtype[Any]) -> str:
             "Python objects (small Python objects go by the *_object methods)"
         )
     plain = dtype.names is None
-    text = dtype.str if plain else repr(_FORMAT.dtype_to_descr(dtype))
+    text = dtype.str if plain else repr(FORMAT.dtype_to_descr(dtype))
     if text_dtype(text) != dtype:
         raise TypeError(f"dtype {dtype!r} cannot be described to other ranks; use a view of it")
     return text
@@ -206,7 +198,7 @@ def dtype_text(dtype: np.dtype[Any]) -> str:
 def text_dtype(text: str) -> np.dtype[Any]:
     """Return the dtype that ``dtype_text`` described."""
     if text.startswith("["):
-        described: np.dtype[Any] = _FORMAT.descr_to_dtype(ast.literal_eval(text))
+        described: np.dtype[Any] = FORMAT.descr_to_dtype(ast.literal_eval(text))
         return described
     return np.dtype(text)
 

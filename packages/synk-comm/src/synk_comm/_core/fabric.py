@@ -10,7 +10,7 @@ until this rank's next ``sync``: slots are double-buffered, and a peer that post
 finished reading round k, so that one synchronisation a round is enough.
 
 A slot holds up to ``size`` *parts*, each for one rank, and then bytes for all ranks. Between two
-ranks alone travel *pieces*: methods of ``Pieces`` never wait; ``attend`` does.
+ranks alone travel *pieces*, in channels: only ``attend`` waits for them.
 """
 
 from __future__ import annotations
@@ -94,38 +94,13 @@ Shortcut = Callable[[Any, Any], Any]
 
 
 class RepeatedCall(NamedTuple):
-    """The inputs of a shortcut, which repeats a call.
+    """The inputs of a shortcut, which repeats a call."""
 
-    Attributes:
-        guard: the ``Guard`` to enter first.
-        calls, heads: of all ranks, the first time.
-        otherwise: goes on in the general way after the first round, if some head differs.
-    """
-
-    guard: Any
-    calls: Sequence[CollectiveCall]
+    guard: Any  # the ``Guard`` to enter first
+    calls: Sequence[CollectiveCall]  # of all ranks, the first time
     heads: Sequence[bytes]
     timeout_s: float
-    otherwise: Shortcut
-
-
-class Pieces(Protocol):
-    """One rank's ends of the channels to all others; no method waits."""
-
-    def has_place(self, dest: int) -> bool:
-        """Return whether the channel to another rank has room for a piece."""
-
-    def put(self, dest: int, header: bytes, data: Array) -> None:
-        """Send a piece, if ``has_place``: up to ``PIECE_HEAD_BYTES`` and ``piece_bytes``, flat."""
-
-    def has_come(self, source: int) -> bool:
-        """Return whether a piece of another rank is here."""
-
-    def piece(self, source: int) -> tuple[bytes, Array]:
-        """Return the header and the data of the oldest piece, valid until ``release``."""
-
-    def release(self, source: int) -> None:
-        """Return the place of the oldest piece to the channel."""
+    otherwise: Shortcut  # goes on in the general way after the first round, if some head differs
 
 
 class Endable(Protocol):
@@ -155,30 +130,22 @@ class Endable(Protocol):
 
 
 class Fabric(Endable, ABC):
-    """One rank's slots and rounds, with a method for each difference between back ends.
+    """One rank's slots and rounds, with a method for each difference between back ends."""
 
-    Attributes:
-        rank, size, backend, ordered_bytes: as in ``Communicator``.
-        slot_bytes: a multiple of 64.
-        longest_posted: bytes of the longest array that goes with the heads, if longer ones go by
-            ``bulk``; None if all arrays go in rounds.
-        watch: the user's, called at least every ``SLICE_S`` while ``sync`` waits.
-        also: called with it, while the ranks meet.
-        crowded: whether waits give way at once, to ranks that need this core.
-    """
-
-    backend: str
-    crowded = False
+    backend: str  # this and ``ordered_bytes`` as in ``Communicator``
+    crowded = False  # whether waits give way at once, to ranks that need this core
     ordered_bytes: int | None = None
     longest_posted: int | None = None
+    """Bytes of the longest array that goes with the heads, if longer ones go by ``bulk``; None if
+    all go in rounds."""
 
     def __init__(self, rank: int, size: int, watch: Watch | None) -> None:
         self.rank = rank
         self.size = size
-        self.slot_bytes = slot_bytes(size)
+        self.slot_bytes = slot_bytes(size)  # a multiple of 64
         self.piece_bytes = piece_bytes(size)
-        self.watch = watch
-        self.also: Watch | None = None
+        self.watch = watch  # the user's, called at least every ``SLICE_S`` while ``sync`` waits
+        self.also: Watch | None = None  # called with it, while the ranks meet
 
     def look(self) -> None:
         """Run the watches, which may raise."""
@@ -266,23 +233,36 @@ class Fabric(Endable, ABC):
         """Wait until ``done`` returns True, which it may do at once; raise as ``sync``.
 
         Args:
-            done: moves pieces. Called after each piece to or from the rank, and more often.
+            done: moves pieces, which nothing else does. Called after each piece to or from the
+                rank, and more often.
             rank, sending: which other rank is waited for, and whether it is to receive.
         """
 
-    @property
     @abstractmethod
-    def pieces(self) -> Pieces:
-        """Channels to other ranks; used from ``done`` of ``attend`` only."""
+    def has_place(self, dest: int) -> bool:
+        """Return whether the channel to another rank has room for a piece."""
+
+    @abstractmethod
+    def put(self, dest: int, header: bytes, data: Array) -> None:
+        """Send a piece, if ``has_place``: up to ``PIECE_HEAD_BYTES`` and ``piece_bytes``, flat."""
+
+    @abstractmethod
+    def has_come(self, source: int) -> bool:
+        """Return whether a piece of another rank is here."""
+
+    @abstractmethod
+    def piece(self, source: int) -> tuple[bytes, Array]:
+        """Return the header and the data of the oldest piece, valid until ``release``."""
+
+    @abstractmethod
+    def release(self, source: int) -> None:
+        """Return the place of the oldest piece to the channel."""
 
     @abstractmethod
     def split(self, groups: list[list[int]], mine: int | None, share: Share) -> Fabric | None:
-        """Make the fabric of a smaller group; every rank of this one calls it.
+        """Make the fabric of this rank's new group, ``groups[mine]``; every rank calls it.
 
-        Args:
-            groups: the ranks of each new group, in their new order.
-            mine: index of this rank's group, or None.
-            share: called equally often by all ranks.
+        Each new group has its ranks in their new order. All ranks call ``share`` equally often.
         """
 
     def give_way(self) -> None:

@@ -29,20 +29,16 @@ class Guard:
 
     ``lock`` holds one key while a thread may enter: ``lock.pop()``, which is atomic, is all that a
     shortcut does. ``refusal`` says why the lock is empty.
-
-    Attributes:
-        token: marks the errors that this guard raises.
-        forked: whether this is a forked child's copy.
     """
 
     def __init__(self, fabric: Endable) -> None:
         self.lock: list[None] = [None]
         self._kept: list[None] = []  # the key, once no thread may enter any more
         self._fabric = fabric
-        self.forked = False
+        self.forked = False  # whether this is a forked child's copy
         self.closed = False
         self._ended: CommError | None = None
-        self.token = object()  # a pickled error loses it
+        self.token = object()  # marks the errors that it raises; a pickled one loses it
         self._twin: Guard | None = None
         _guards.add(self)
 

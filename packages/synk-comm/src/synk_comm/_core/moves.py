@@ -62,14 +62,10 @@ def in_rounds(
     part: int = 0,
     posted: bool = True,
 ) -> None:
-    """Move flat bytes in whole slots, or in parts of them.
+    """Move flat bytes, of a rank at most ``longest``, in whole slots, or in parts: ``Fabric.sync``.
 
-    Args:
-        fill: ``fill(start)`` puts this rank's bytes from ``start`` on into the own slot; returns
-            how many.
-        longest: the most bytes of a rank.
-        to, part: see ``Fabric.sync``.
-        posted: whether the first round is over.
+    ``fill(start)`` puts this rank's bytes from ``start`` on into the own slot; returns how many.
+    If ``posted``, the first round is over.
     """
     begin, start = fabric.rank * part, 0
     while True:

@@ -78,6 +78,14 @@ def check_weight(weight: float | None, op: ReduceOp) -> float:
     return value
 
 
+def positive_weight(weight: float | None, op: ReduceOp, kind: str) -> float:
+    """Return the weight of a call to which every rank contributes."""
+    checked = check_weight(weight, op)
+    if not checked:
+        raise ValueError(f"every rank contributes to {kind}: weight must be positive")
+    return checked
+
+
 def scaled(weights: Sequence[float]) -> list[float]:
     """Scale weights by a power of two so that the largest lies in [0.5, 1).
 
@@ -100,9 +108,8 @@ def combine(
     float16 is accumulated in float32 and rounded once. ``weights`` (avg only) is None if all are
     equal; then ``out`` may be the very memory of the first or second operand.
 
-    Returns:
-        NumPy's exception on overflow and its like, if the caller's settings ask for it: the result
-        is complete all the same, and the rank in step with the others.
+    If the caller's settings ask for NumPy's exception on overflow and its like, return it: the
+    result is complete all the same, and the rank in step with the others.
     """
     if len(operands) == 1:
         np.copyto(out, operands[0])

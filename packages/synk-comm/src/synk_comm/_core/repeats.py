@@ -6,7 +6,7 @@ They are prepared once: views into the slots, and a function that makes the resu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Callable, Optional, Protocol, Tuple
+from typing import Any, Callable, Optional, Tuple
 
 import numpy as np
 
@@ -27,22 +27,12 @@ Parts = Tuple[Optional[Views], Finish]
 """The slots for ``x`` before the round; the function to call after it."""
 
 
-class WholeSlots(Protocol):
-    """The part of a fabric that shows all slots at once."""
-
-    size: int
-    slot_bytes: int
-
-    def slots(self, rank: int) -> tuple[Array, Array]:
-        """Return both slots of a rank, that of even rounds first."""
-
-
-def parts_of(fabric: WholeSlots, calls: Sequence[CollectiveCall], rank: int) -> Parts:
-    """Return the parts of a rank's repeated call."""
+def parts_of(slots: Callable[[int], Views], calls: Sequence[CollectiveCall], rank: int) -> Parts:
+    """Return the parts of a rank's repeated call; ``slots`` returns both slots of any rank."""
     row, root, size = row_of(calls[0].kind), calls[0].root, len(calls)
     if not row.sends:
         return None, lambda x, out, parity: calls  # noqa: ARG005
-    dealt, part = row.sends == "parts", part_bytes(fabric.slot_bytes, size)
+    dealt, part = row.sends == "parts", part_bytes(slots(rank)[0].nbytes, size)
 
     def sent(sender: int, receiver: int) -> Views | None:
         """Return the place of a rank's array for another one; None if it sends nothing."""
@@ -52,7 +42,7 @@ def parts_of(fabric: WholeSlots, calls: Sequence[CollectiveCall], rank: int) -> 
             return None
         start = receiver * part if dealt else 0
         stop, dtype = start + count_bytes(kind), text_dtype(kind[0])
-        even, odd = (typed(slot[start:stop], dtype, kind[1]) for slot in fabric.slots(sender))
+        even, odd = (typed(slot[start:stop], dtype, kind[1]) for slot in slots(sender))
         return even, odd
 
     mine, views = sent(rank, 0), [sent(sender, rank) for sender in range(size)]

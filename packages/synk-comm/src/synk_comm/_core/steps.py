@@ -20,18 +20,14 @@ from .ops import Array
 class CheckedCall(NamedTuple):
     """A call with checked arguments, to be made once.
 
-    Attributes:
-        head: the encoded ``call``.
-        finish: ``finish(calls, deadline)`` goes on after the first round; returns the result.
-        fill: fills the own slot for the first round; returns how many bytes.
-        to, part: of the first round, see ``Fabric.sync``.
+    ``finish(calls, deadline)`` goes on after the first round; returns the result.
     """
 
     call: CollectiveCall
-    head: bytes
+    head: bytes  # the encoded ``call``
     finish: Callable[[Sequence[CollectiveCall], float], Any]
-    fill: Callable[[], int] = lambda: 0
-    to: int | None = None
+    fill: Callable[[], int] = lambda: 0  # fills the own slot first; returns how many bytes
+    to: int | None = None  # of the first round, see ``Fabric.sync``
     part: int = 0
 
 

@@ -12,24 +12,14 @@ from .ops import ReduceOp
 
 
 class CollectiveRow(NamedTuple):
-    """A row of the table.
-
-    Attributes:
-        sends: ``"whole"``: the same to every receiver; ``"parts"``: an array for each rank;
-            ``""``: nothing.
-        makes: ``"fold"``: one array, reduced; ``"rows"``: a list; ``"one"``: the root's array;
-            ``"fill"``: the same, in ``x``; ``""``: nothing.
-        root: whether the root alone ``"sends"`` or ``"receives"``; else ``""``.
-        alike: must agree besides dtypes: ``"shapes"``, or ``"numbers of dimensions"``.
-        optional: whether a rank may send nothing, if another sends something.
-    """
+    """A row of the table; "" is nothing."""
 
     name: str
-    sends: str = ""
-    makes: str = ""
-    root: str = ""
-    alike: str = ""
-    optional: bool = False
+    sends: str = ""  # "whole": the same to every receiver; "parts": an array for each rank
+    makes: str = ""  # "fold": one array, reduced; "rows": a list; "one": the root's; "fill": in x
+    root: str = ""  # whether the root alone "sends" or "receives"
+    alike: str = ""  # must agree besides dtypes: "shapes", or "numbers of dimensions"
+    optional: bool = False  # whether a rank may send nothing, if another sends something
 
     @property
     def is_of_objects(self) -> bool:

@@ -38,21 +38,15 @@ def describe_exit(exitcode: int) -> str:
 
 
 class RankProcess(Process):
-    """The process of one rank, which calls ``_processes.rank.main``.
-
-    Attributes:
-        exitcode: negative for a signal; None until `has_ended` has seen the end.
-        report: of the result; None until `has_ended` has seen it.
-        stopped_at: when we first asked it to end, or None.
-    """
+    """The process of one rank, which calls ``_processes.rank.main``."""
 
     def __init__(
         self, rank: int, work: Task | Script, payload: int, fds: Sequence[int], **how: Any
     ) -> None:
         self.rank = rank
-        self.exitcode: int | None = None
-        self.report: RankReport | None = None
-        self.stopped_at: float | None = None
+        self.exitcode: int | None = None  # known to `has_ended`; negative for a signal
+        self.report: RankReport | None = None  # known to `has_ended`
+        self.stopped_at: float | None = None  # when we first asked it to end
         self._must_report = isinstance(work, Task)
         self._ended_at = 0.0
         self._file = memory_file(b"\0")
@@ -117,8 +111,19 @@ class RankProcess(Process):
             self.send_signal(STACKS_SIGNAL)
 
     def has_leftovers(self) -> bool:
-        """Return whether a process of its group is alive."""
-        return self.signal_group(0) and _any_alive(self.pid)
+        """Return whether a process of its group is alive, not a zombie."""
+        if not self.signal_group(0):
+            return False
+        try:
+            pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        except OSError:
+            return True
+        for pid in pids:
+            with contextlib.suppress(OSError, ValueError):
+                state, _, group = stat(pid)[:3]
+                if int(group) == self.pid and state not in (b"Z", b"X"):
+                    return True
+        return False
 
     def close(self) -> None:
         super().close()
@@ -146,12 +151,8 @@ class Crew:
     ) -> None:
         """Start all ranks, until they are asked to end.
 
-        Args:
-            payload: of a task, ``pickle.dumps((function, args))``.
-            env: additional variables, or a function from rank to these.
-            path: ``sys.path`` of the work; None for that of this process.
-            stdin: of rank 0; the others have none.
-            output: the standard output and the standard error of all.
+        ``payload`` is, of a task, ``pickle.dumps((function, args))``; ``env`` adds variables, and
+        ``stdin`` is of rank 0: the others have none.
         """
         path = import_path() if path is None else path
         with memory_file(payload) as file:
@@ -207,10 +208,7 @@ class Crew:
     def wait(self, deadline: float | None, grace_s: float, *, end_on_failure: bool = True) -> None:
         """Wait until all have ended; end them after a failure, or at the deadline.
 
-        Args:
-            deadline: late ranks write their stacks then.
-            grace_s: from SIGTERM to SIGKILL.
-            end_on_failure: if False, a failure changes nothing for the others.
+        Late ranks write their stacks then. From SIGTERM to SIGKILL they have ``grace_s``.
         """
         settled: float | None = None
         while self.running():
@@ -279,17 +277,3 @@ class Crew:
                     rank.signal_group(signal.SIGKILL)
                 rank.close()
             self._selector.close()
-
-
-def _any_alive(group: int) -> bool:
-    """Return whether a process of a group is alive, not a zombie."""
-    try:
-        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    except OSError:
-        return True
-    for pid in pids:
-        with contextlib.suppress(OSError, ValueError):
-            state, _, its_group = stat(pid)[:3]
-            if int(its_group) == group and state not in (b"Z", b"X"):
-                return True
-    return False

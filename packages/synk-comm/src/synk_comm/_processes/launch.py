@@ -125,9 +125,7 @@ def _innermost(fn: Any) -> Any:
         fn = fn.func
     if isinstance(fn, MethodType):
         fn = fn.__func__
-    if not hasattr(fn, "__qualname__"):  # an object with __call__
-        fn = type(fn)
-    return fn
+    return fn if hasattr(fn, "__qualname__") else type(fn)  # of an object with __call__
 
 
 def _culprit(fn: Any, args: tuple[Any, ...]) -> str:

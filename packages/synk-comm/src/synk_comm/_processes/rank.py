@@ -53,19 +53,12 @@ class Source(NamedTuple):
 
 
 class Task(NamedTuple):
-    """Work: call a function with a communicator.
+    """Work: call a function with a communicator."""
 
-    Attributes:
-        timeout_s: for ``join``.
-        main: the main script, if the payload refers to it.
-        home: the module of the function, if that is another one.
-        aborts: whether a failure is sent to peers by ``abort``; else this rank just leaves.
-    """
-
-    timeout_s: float
-    main: Source | None
-    home: Source | None
-    aborts: bool
+    timeout_s: float  # for ``join``
+    main: Source | None  # the main script, if the payload refers to it
+    home: Source | None  # the module of the function, if that is another one
+    aborts: bool  # whether a failure is sent to peers by ``abort``; else this rank just leaves
     argv: Sequence[str]
 
 
@@ -78,23 +71,14 @@ class Script(NamedTuple):
 
 
 class RankReport(NamedTuple):
-    """Result of the work, of plain types, so that the parent can always read it.
+    """Result of the work, of plain types, so that the parent can always read it."""
 
-    Attributes:
-        value: pickle of the function's result.
-        failure: the traceback, or "" if there is no failure.
-        brief: type and first line of the exception.
-        raised: pickle of the exception, or empty if it cannot be pickled.
-        by_others: whether another rank caused the exception.
-        at: when, on the monotonic clock.
-    """
-
-    value: bytes = b""
-    failure: str = ""
-    brief: str = ""
-    raised: bytes = b""
-    by_others: bool = False
-    at: float = 0.0
+    value: bytes = b""  # pickle of the function's result
+    failure: str = ""  # the traceback, or "" if there is no failure
+    brief: str = ""  # type and first line of the exception
+    raised: bytes = b""  # pickle of the exception, or empty if it cannot be pickled
+    by_others: bool = False  # whether another rank caused the exception
+    at: float = 0.0  # when, on the monotonic clock
 
     @classmethod
     def of(cls, exc: BaseException, rank: int) -> RankReport:
@@ -122,12 +106,7 @@ class RankReport(NamedTuple):
 
 
 def main(rank: int, report: int, payload: int, work: Task | Script) -> None:
-    """Do the work; the process ends with it.
-
-    Args:
-        report: descriptor of the file for the report.
-        payload: descriptor of the file of ``pickle.dumps((function, args))`` of a task.
-    """
+    """Do the work, of the file ``payload``, and fill ``report``; the process ends with it."""
     for fd in (report, payload):
         os.set_inheritable(fd, False)
     sys.argv[:] = work.argv

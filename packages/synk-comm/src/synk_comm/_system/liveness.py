@@ -1,4 +1,4 @@
-"""Processes in the system: their identity, and, by pidfds, their end."""
+"""Processes in the system: their machine, their identity, and, by pidfds, their end."""
 
 from __future__ import annotations
 
@@ -27,6 +27,13 @@ def identity() -> Identity:
     return Identity(os.getpid(), _start_time(os.getpid()) or 0, namespace)
 
 
+def machine_name() -> str:
+    """Return the name of the running kernel."""
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+    return os.uname().nodename
+
+
 def stat(pid: int) -> list[bytes]:
     """Return the fields of /proc/PID/stat from the third, the state, on.
 
@@ -52,16 +59,13 @@ class WatchedProcess:
     Args:
         started: its start in clock ticks since boot; 0 if that is not known.
 
-    Attributes:
-        fd: a pidfd; -1 when it is closed.
-
     Raises:
         ProcessLookupError: it has ended.
         OSError: this system has no pidfds, or no more descriptors.
     """
 
     def __init__(self, pid: int, started: int = 0) -> None:
-        self.fd = -1
+        self.fd = -1  # a pidfd, but if it is closed
         if not hasattr(os, "pidfd_open"):
             raise OSError(errno.ENOSYS, "this system has no pidfds")
         self.pid = pid

@@ -33,8 +33,7 @@ from synk_comm._core.ops import Array
 from synk_comm._core.repeats import parts_of
 from synk_comm._core.table import row_of
 from synk_comm._system.cores import available_cores
-from synk_comm._system.liveness import Identity, identity
-from synk_comm._system.machine import machine_name
+from synk_comm._system.liveness import Identity, identity, machine_name
 
 from .bulk import MpiBulk
 from .messages import CLOSE_S, NAPS_S, MpiMessages
@@ -208,7 +207,7 @@ class MpiFabric(MpiMessages):
             return None  # not all data went with the heads
         if not all(self.is_posted(sum(map(count_bytes, call.arrays))) for call in calls):
             return None
-        mine, finish = parts_of(self, calls, self.rank)
+        mine, finish = parts_of(self.slots, calls, self.rank)
         head, fixed = heads[self.rank], _RECORD.size
         kept, start = self._rows[last][:fixed].tobytes(), self._record - len(head)
         views = [records[:, :fixed] for records in self._records]

@@ -19,7 +19,7 @@ from typing import Any, Callable
 import numpy as np
 
 from synk_comm._backends.messages import CLOSE, MessageFabric, Peer
-from synk_comm._core.fabric import PIECE_HEAD_BYTES, SLICE_S, Pieces, Watch, again, lost, moving
+from synk_comm._core.fabric import PIECE_HEAD_BYTES, SLICE_S, Watch, again, lost, moving
 from synk_comm._core.ops import Array
 from synk_comm._system.liveness import Pidfds
 from synk_comm.exceptions import CommError, PeerLost
@@ -226,10 +226,6 @@ class MpiMessages(MessageFabric[_MpiPeer]):
         """Note an error of MPI's; return the group's end."""
         failure = reported(self._mpi, self._comm, exc)
         return self._lose(failure.rank, failure.reason)
-
-    @property
-    def pieces(self) -> Pieces:
-        return self
 
     def has_place(self, dest: int) -> bool:
         under_way = self._under_way[dest]

@@ -18,10 +18,8 @@ from typing import Any, Callable, NamedTuple, Tuple
 
 import numpy as np
 
-from synk_comm._core.calls import Kind, Shape, dtype_text
+from synk_comm._core.calls import FORMAT, Kind, Shape, dtype_text
 
-# NumPy 1 does not annotate it.
-_FORMAT: Any = np.lib.format
 BFLOAT16 = "bfloat16"
 _DLPACK_CUDA, _DLPACK_MANAGED = 2, 13
 _DLPACK_KINDS = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
@@ -88,19 +86,10 @@ def resolve(
     *,
     written: bool = False,
 ) -> DeviceArray:
-    """Return the place of a device array that NCCL can take.
+    """Return the place of a device array that NCCL can take; no copy, which would receive nothing.
 
-    Args:
-        name: of the argument, for errors.
-        device: where it has to lie.
-        device_of: returns the device of a pointer, for sources that do not name it.
-        stream: of the call; DLPack's sources make it wait for theirs.
-        written: whether the call writes it.
-
-    Raises:
-        TypeError: this is no device array, or its elements cannot travel.
-        ValueError: it is elsewhere, read-only but written, or not in C order. A copy is not made:
-            it would receive nothing.
+    ``device_of`` returns the device of a pointer, for sources that do not name it. DLPack's sources
+    make the ``stream`` of the call wait for theirs.
     """
     if is_pygpu(x):
         found = _from_pygpu(x)
@@ -185,7 +174,7 @@ def _special_dtype(x: Any, interface: dict[str, Any], text: str) -> str:
         return BFLOAT16
     described = interface.get("descr")
     if text[1] == "V" and described and len(described[0]) > 1 and described[0][0]:
-        return dtype_text(_FORMAT.descr_to_dtype(described))
+        return dtype_text(FORMAT.descr_to_dtype(described))
     return text
 
 

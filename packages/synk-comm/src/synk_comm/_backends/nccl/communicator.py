@@ -36,6 +36,7 @@ import numpy as np
 
 from synk_comm._backends.nccl.arrays import is_device_array
 from synk_comm._collectives.communicator import RoundCommunicator
+from synk_comm._collectives.splitting import in_ranks_of_the_old
 from synk_comm._core.ops import ReduceOp
 from synk_comm._core.table import TABLE, Arguments
 from synk_comm.abc import Communicator, Request
@@ -218,7 +219,7 @@ class NcclCommunicator(Communicator):
         try:
             return NcclCommunicator(host, settings, _left_s(deadline))
         except CommError as exc:
-            raise host.in_parent_ranks(exc) from exc.__cause__
+            raise in_ranks_of_the_old(exc, host.origin) from exc.__cause__
 
     def decline(self, reason: str, *, timeout_s: float | None = None) -> dict[int, str]:
         return self._host.decline(reason, timeout_s=timeout_s)

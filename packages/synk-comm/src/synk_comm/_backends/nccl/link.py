@@ -19,8 +19,7 @@ from typing import Any, Callable, NamedTuple, Tuple
 
 from synk_comm._collectives.communicator import RoundCommunicator
 from synk_comm._core.fabric import SLICE_S, lost
-from synk_comm._system.liveness import Identity, Pidfds, identity
-from synk_comm._system.machine import machine_name
+from synk_comm._system.liveness import Identity, Pidfds, identity, machine_name
 from synk_comm.abc import Communicator
 from synk_comm.cuda import CudaError, Driver, wait_until
 from synk_comm.exceptions import CommError, CommTimeout, JoinError, PeerDeclined, PeerLost
@@ -115,12 +114,7 @@ def load_binding() -> Any:
 def _introduce(
     host: Communicator, settings: NcclSettings
 ) -> tuple[Any, Any, int, Sequence[Identity]]:
-    """Load the libraries on all ranks; return binding, driver, device, and the ranks' processes.
-
-    Raises:
-        MissingLibrary, CudaError, ValueError: of this rank; JoinError for those of other ranks,
-            and for differences between them.
-    """
+    """Load the libraries on all ranks; return binding, driver, device, and the ranks' processes."""
     try:
         binding, driver = settings.binding or load_binding(), settings.driver or Driver()
         uuids = tuple([driver.uuid(number) for number in range(driver.device_count())])

@@ -20,7 +20,7 @@ from synk_comm._backends.nccl.arrays import (
     pygpu_place,
 )
 from synk_comm._core.calls import ON_DEVICES, CollectiveCall, Kind, text_dtype
-from synk_comm._core.ops import ReduceOp, check_reducible, check_weight, scaled
+from synk_comm._core.ops import ReduceOp, check_reducible, check_weight, positive_weight, scaled
 from synk_comm._core.table import Arguments, CollectiveRow
 
 from .steps import DeviceCall, DeviceSteps, Finished
@@ -207,7 +207,7 @@ def reduce_scatter(
 ) -> Any:
     x, out, rank = asked.x, asked.out, steps.rank
     op = ReduceOp.parse(asked.op)
-    weight = _positive(asked.weight, op, row.name)
+    weight = positive_weight(asked.weight, op, row.name)
     many = isinstance(x, (list, tuple))
     whole = None if many else steps.one(x, "x")
     parts = steps.per_rank(x, "x") if whole is None else _blocks(whole, steps.size)
@@ -242,14 +242,6 @@ def reduce_scatter(
     return out
 
 
-def _positive(weight: float | None, op: ReduceOp, kind: str) -> float:
-    """Return the weight of a call to which every rank contributes."""
-    checked = check_weight(weight, op)
-    if not checked:
-        raise ValueError(f"every rank contributes to {kind}: weight must be positive")
-    return checked
-
-
 def _blocks(x: DeviceArray, size: int) -> list[DeviceArray]:
     """Cut an array along its first axis into equal blocks."""
     if not x.shape or x.shape[0] % size:
@@ -272,7 +264,7 @@ class PartitionedReduction:
         timeout_s: float | None,
     ) -> None:
         deadline, name = steps.deadline(timeout_s), "partitioned_all_reduce"
-        weight = _positive(weight, op, name)
+        weight = positive_weight(weight, op, name)
         result = steps.one(out, "out", written=True)
         _check_bounds(bounds, result.elements)
         kinds = tuple([(result.dtype, (stop - begin,)) for begin, stop in bounds])

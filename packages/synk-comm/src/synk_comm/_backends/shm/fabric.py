@@ -20,7 +20,6 @@ from synk_comm._core.fabric import (
     PIECE_HEAD_BYTES,
     Fabric,
     NoMemory,
-    Pieces,
     RepeatedCall,
     Share,
     Shortcut,
@@ -47,8 +46,7 @@ _IDENTITY = (Word.PID, Word.STARTED, Word.NAMESPACE)
 class ShmFabric(Fabric):
     """One rank's end of a block. Most of its methods are those of ``Fabric``.
 
-    Args:
-        fd: of the block's memory; closed after all have met, since others may open it here.
+    ``fd``, of the block's memory, is closed after all have met: others may open it here.
     """
 
     backend = "shm"
@@ -191,7 +189,7 @@ class ShmFabric(Fabric):
 
     # `exchange` is one function, however long: each call of another one costs 3 % of the whole.
     def shortcut(self, repeated: RepeatedCall) -> Shortcut | None:
-        mine, finish = parts_of(self, repeated.calls, self.rank)
+        mine, finish = parts_of(self.slots, repeated.calls, self.rank)
         heads = list(repeated.heads)
         head, text = heads[self.rank], packed(heads[self.rank])
         signed, timeout_s = signature(head), repeated.timeout_s
@@ -241,10 +239,6 @@ class ShmFabric(Fabric):
         if failure is not None:
             raise failure
         self._waiter.wake_sleepers(self._me)
-
-    @property
-    def pieces(self) -> Pieces:
-        return self
 
     def has_place(self, dest: int) -> bool:
         pushed = self._block.pushed(self.rank, dest)

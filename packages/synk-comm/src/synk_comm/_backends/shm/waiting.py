@@ -64,10 +64,8 @@ class Waiter:
     ) -> None:
         """Wait until ``here`` of a word is true.
 
-        Args:
-            index: of the word.
-            check: raises an error that ends the wait, also at the deadline; called between the
-                slices of sleep with the time when the wait began.
+        ``check`` raises an error that ends the wait, also at the deadline; it gets, between slices
+        of sleep, the time when the wait began.
         """
         words = self._block.words
         began = time.monotonic()

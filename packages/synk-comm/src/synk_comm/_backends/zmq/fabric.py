@@ -24,17 +24,7 @@ import numpy as np
 import zmq
 
 from synk_comm._backends.messages import ABORT, MessageFabric, Peer
-from synk_comm._core.fabric import (
-    SLICE_S,
-    Fabric,
-    Pieces,
-    Share,
-    Watch,
-    aborted,
-    describe,
-    lost,
-    part_of,
-)
+from synk_comm._core.fabric import SLICE_S, Fabric, Share, Watch, aborted, describe, lost, part_of
 from synk_comm._core.ops import Array
 from synk_comm._system.folder import SocketFolder
 from synk_comm.exceptions import CommError, JoinError
@@ -163,9 +153,7 @@ def _shut(pid: int, context: Any, peers: dict[int, SocketPeer]) -> None:
 class ZmqFabric(MessageFabric[SocketPeer]):
     """One rank's sockets. Most of its methods are those of ``Fabric``.
 
-    Args:
-        key: known to the group's members only.
-        folder: where the lower of two ranks listens; removed once all have met.
+    ``key`` is known to the group's members only; ``folder`` is removed once all have met.
     """
 
     backend = "zmq"
@@ -344,10 +332,6 @@ class ZmqFabric(MessageFabric[SocketPeer]):
         self._poller.unregister(peer.socket)
         self._poller.unregister(peer.monitor)
         peer.close()
-
-    @property
-    def pieces(self) -> Pieces:
-        return self
 
     def has_place(self, dest: int) -> bool:
         return self.peers[dest].pushed - self.peers[dest].taken < _PIECES
