@@ -101,8 +101,7 @@ def fork(
         del settings[name]
     settings.update(_default.from_environment(settings))
     report = _default.reporter(verbose)
-    runtime = _default.open_default(**settings, report=report, track=track)
-    return runtime.size
+    return _default.open_default(**settings, report=report, track=track).size
 
 
 @brief_traceback

@@ -111,8 +111,7 @@ def get_lengths(shared_vars: Any) -> Tuple[Any, ...]:
     Returns:
         A tuple of ints; for a list of variables a tuple of such tuples.
     """
-    lengths: Tuple[Any, ...] = _default.default().collectives.get_lengths(shared_vars)
-    return lengths
+    return tuple(_default.default().collectives.get_lengths(shared_vars))
 
 
 @brief_traceback
@@ -122,8 +121,7 @@ def get_shapes(shared_vars: Any) -> Tuple[Any, ...]:
     Returns:
         A tuple of shapes; for a list of variables a tuple of such tuples.
     """
-    shapes: Tuple[Any, ...] = _default.default().collectives.get_shapes(shared_vars)
-    return shapes
+    return tuple(_default.default().collectives.get_shapes(shared_vars))
 
 
 class _StepCollectives:

@@ -73,14 +73,13 @@ def close_default() -> None:
         _runtime.close()
 
 
-def say(line: str) -> None:
-    """Print a line of progress, if that can be done."""
-    with contextlib.suppress(Exception):  # closed, its reader gone, or a program's own stream
-        print(line, flush=True)  # noqa: T201 - the documented programs show these lines
-
-
 def reporter(verbose: bool) -> Callable[[str], None]:
     """Return the function that reports progress: on standard output, or not at all."""
+
+    def say(line: str) -> None:
+        with contextlib.suppress(Exception):  # closed, its reader gone, or a program's own stream
+            print(line, flush=True)  # noqa: T201 - the documented programs show these lines
+
     return say if verbose else lambda _line: None
 
 

@@ -37,16 +37,15 @@ def run_script(path: str, arguments: List[str]) -> int:
 
     An exception is printed as Python prints it. The status of an interrupt is 130.
     """
-    if path == "-m":
+    is_module = path == "-m"
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(path))
+    if is_module:
         sys.argv = list(arguments)
-        if not getattr(sys.flags, "safe_path", False):
-            sys.path[0] = os.getcwd()
         return _status_of(lambda: runpy.run_module(arguments[0], {}, "__main__", alter_sys=True))
     sys.argv = [path, *arguments]
     # As Python has them since 3.9: the script may change the folder.
     file_name = os.path.abspath(path)
-    if not getattr(sys.flags, "safe_path", False):
-        sys.path[0] = os.path.dirname(os.path.realpath(path))
     module = ModuleType("__main__")
     module.__dict__.update(__file__=file_name, __builtins__=__builtins__)
     sys.modules["__main__"] = module

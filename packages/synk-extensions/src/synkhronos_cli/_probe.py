@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from typing import IO, Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 Answer = Dict[str, Any]
 """The values that a probe returned, or ``problem``: why there are none."""
@@ -57,13 +57,10 @@ def output_of(command: List[str], timeout_s: float) -> Tuple[str, str, str]:
             return "", "", f"no answer in {timeout_s:g} s"
         except OSError as error:
             return "", "", f"could not be started: {error}"
-        printed, complaint = (_text_of(file) for file in (output, errors))
+        for file in (output, errors):
+            file.seek(0)
+        printed, complaint = (file.read().decode(errors="replace") for file in (output, errors))
     return printed, complaint, _how_it_ended(status, complaint or printed) if status else ""
-
-
-def _text_of(file: IO[bytes]) -> str:
-    file.seek(0)
-    return file.read().decode(errors="replace")
 
 
 def run_to_end(command: List[str], timeout_s: Optional[float] = None, **how: Any) -> int:

@@ -130,7 +130,13 @@ def run_script(arguments: Sequence[str], hosts: str | None) -> NoReturn:
     or by the launcher of such ranks on hosts, as in "a:4,b:4"."""
     command = [sys.executable, "-m", "synkhronos._running", *arguments]
     if hosts is not None:
-        command = [*launcher_command(_parsed(hosts)), *command]
+        parsed = []
+        for part in hosts.split(","):
+            match = re.fullmatch(r"(\w[\w.-]*)(?::([1-9]\d*))?", part.strip())
+            if match is None:
+                fail(f"--hosts {hosts}: got {part!r}, expected a host and its ranks, as in a:4")
+            parsed.append((match[1], int(match[2] or 1)))
+        command = [*launcher_command(parsed), *command]
         click.echo(f"+ {' '.join(command)}", err=True)
     elif (name := arguments[0]) != "-m":
         if Path(name).is_dir():
@@ -166,17 +172,6 @@ def launcher_command(hosts: Sequence[Tuple[str, int]]) -> List[str]:
         # Without binding: each rank would get one core.
         return [mpiexec, "--host", listed, "-n", count, "--with-ft", "ulfm", "--bind-to", "none"]
     return [mpiexec, "-hosts", listed, "-n", count]
-
-
-def _parsed(hosts: str) -> List[Tuple[str, int]]:
-    """Return names and numbers of ranks, or exit with one line."""
-    found = []
-    for part in hosts.split(","):
-        match = re.fullmatch(r"(\w[\w.-]*)(?::([1-9]\d*))?", part.strip())
-        if match is None:
-            fail(f"--hosts {hosts}: got {part!r}, expected a host and its ranks, as in a:4")
-        found.append((match[1], int(match[2] or 1)))
-    return found
 
 
 def _replace(command: List[str], settings: Mapping[str, str]) -> NoReturn:

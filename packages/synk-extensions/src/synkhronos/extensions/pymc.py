@@ -203,7 +203,7 @@ def find_MAP(  # noqa: N802 - PyMC's name
     from better_optimize import minimize
     from pymc.util import get_default_varnames
 
-    if method.lower() in _NEED_HESSIAN:
+    if method.lower() in {"dogleg", "trust-ncg", "trust-krylov", "trust-exact"}:
         raise InputValueError(
             f"method {method!r} needs the Hessian, which is not computed; use 'L-BFGS-B' or 'BFGS'"
         )
@@ -232,9 +232,6 @@ def find_MAP(  # noqa: N802 - PyMC's name
     values = model.compile_fn(outputs, point_fn=False, **how)(**point)
     found = {output.name: value for output, value in zip(outputs, values)}
     return {name: found[name] for name in get_default_varnames(found, include_transformed)}
-
-
-_NEED_HESSIAN = {"dogleg", "trust-ncg", "trust-krylov", "trust-exact"}
 
 
 def _build(

@@ -187,8 +187,16 @@ def easgd(params: Any, every: int, alpha: float | None = None) -> SyncRule:
     """
     params = _checked(params, every)
     size = _default.default().size
-    alpha = _checked_alpha(SHARE_OF_MEAN / size if alpha is None else alpha, size)
-    centre = _centre(params)
+    pull: Any = SHARE_OF_MEAN / size if alpha is None else alpha
+    if isinstance(pull, bool) or not isinstance(pull, numbers.Real):
+        raise TypeError(f"alpha is {pull!r} of type {type(pull).__name__}; expected a number")
+    if not 0 < float(pull) < 2 / (size + 1):
+        raise ValueError(
+            f"alpha is {pull!r}; on {size} ranks expected more than 0 and less than 2 / (ranks + "
+            f"1) = {2 / (size + 1):.3g}, or the centre and the parameters would not approach each "
+            f"other; {SHARE_OF_MEAN / size:.3g} is the default"
+        )
+    alpha, centre = float(pull), _centre(params)
     updates = []
     for param, middle in zip(params, centre):
         distance = param - middle
@@ -245,15 +253,3 @@ def _checked(params: Any, every: Any) -> list[Any]:
     if every < 1:
         raise ValueError(f"every is {every}; expected at least 1 step")
     return check_params(params)
-
-
-def _checked_alpha(alpha: Any, size: int) -> float:
-    if isinstance(alpha, bool) or not isinstance(alpha, numbers.Real):
-        raise TypeError(f"alpha is {alpha!r} of type {type(alpha).__name__}; expected a number")
-    if not 0 < float(alpha) < 2 / (size + 1):
-        raise ValueError(
-            f"alpha is {alpha!r}; on {size} ranks expected more than 0 and less than 2 / (ranks + "
-            f"1) = {2 / (size + 1):.3g}, or the centre and the parameters would not approach each "
-            f"other; {SHARE_OF_MEAN / size:.3g} is the default"
-        )
-    return float(alpha)

@@ -48,14 +48,7 @@ class Images(NamedTuple):
 
 
 def load(where: str | None = None) -> Images:
-    """Find the digits, and print what they are.
-
-    Args:
-        where: a folder, or "digits" for those of scikit-learn.
-
-    Raises:
-        NoDataError: there are none.
-    """
+    """Find the digits, in a folder or "digits" (scikit-learn's), and print what they are."""
     named = where or os.environ.get("MNIST_FOLDER")
     if named == "digits":
         return _scikit_learn()
@@ -78,11 +71,7 @@ def load(where: str | None = None) -> Images:
 
 
 def download(folder: Path) -> None:
-    """Fetch MNIST's four files into a folder, each checked before it gets its name.
-
-    Raises:
-        OSError: no network, no source has the right file, or the folder cannot be written.
-    """
+    """Fetch MNIST's four files into a folder, each checked before it gets its name."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, expected in SHA256.items():
         content = _fetch(f"{name}.gz", expected)

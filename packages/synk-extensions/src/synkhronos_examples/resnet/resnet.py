@@ -55,11 +55,7 @@ class Convolution(layers.Conv2DLayer):
 
 
 class BatchNorm(layers.Layer):
-    """Batch normalization over all but the channels.
-
-    Attributes:
-        running_updates: of the running averages, from the last output that was not deterministic.
-    """
+    """Batch normalization over all but the channels."""
 
     def __init__(self, incoming: Any, gamma: float = 1.0) -> None:
         super().__init__(incoming)
@@ -69,7 +65,7 @@ class BatchNorm(layers.Layer):
         self.beta = self.add_param(init.Constant(0), shape, "beta", regularizable=False)
         self.mean = self.add_param(init.Constant(0), shape, "mean", **fixed)
         self.var = self.add_param(init.Constant(1), shape, "var", **fixed)
-        self.running_updates: list[Any] = []
+        self.running_updates: list[Any] = []  # of the last output that was not deterministic
 
     def get_output_for(self, input: Any, deterministic: bool = False, **_: Any) -> Any:  # noqa: A002
         scale = (self.gamma, self.beta)
@@ -122,7 +118,6 @@ class ResNetModel(NamedTuple):
     """Expressions and variables of a network, to make training functions of."""
 
     inputs: list[Any]  # images and labels
-    network: Any
     loss: Any  # in training: normalized by each batch's own mean and variance
     params: list[Any]
     running: list[Any]  # the averages of means and variances that validation normalizes by
@@ -146,7 +141,6 @@ def build_model(size: Size = RESNET50, seed: int = 1) -> ResNetModel:
     accuracy = T.eq(validation.argmax(axis=1), y).mean(dtype="float32")
     return ResNetModel(
         inputs=[x, y],
-        network=network,
         loss=objectives.categorical_crossentropy(training, y).mean(),
         params=layers.get_all_params(network, trainable=True),
         running=layers.get_all_params(network, trainable=False),
@@ -227,11 +221,7 @@ def parse(about: str | None) -> argparse.Namespace:
 
 
 def use_device(options: argparse.Namespace) -> None:
-    """Let Theano compute on the one device of the options, without which it follows its flags.
-
-    Raises:
-        SystemExit: several were asked for.
-    """
+    """Let Theano compute on the one device of the options, without which it follows its flags."""
     if options.processes not in (None, 1) or "," in (options.devices or ""):
         raise SystemExit("this program uses one device; expected one in --devices, no --processes")
     if options.devices not in (None, "cpu"):

@@ -28,30 +28,19 @@ from ._checkpoint_files import CheckpointError, number_in, read_file, refusing
 from ._ranks import AllRanks, OneProcess, RankVariables, is_float, is_state
 from ._state import TrainingState, storage_of
 
-_MOST_RANKS = 1 << 16
-
 
 @dataclass
 class TrainingProgress:
-    """How far a training has come. Loading a checkpoint replaces it as a whole.
+    """How far a training has come. Loading a checkpoint replaces it as a whole."""
 
-    Attributes:
-        sums: For each output of the step, the sum of value times rows over the finished batches of
-            the present epoch, which are ``batch`` batches of ``sum_rows`` rows.
-        shuffle: The generator's state before it shuffled the rows of the present epoch; None
-            until it does.
-        best: Best score of an epoch.
-        seconds: Seconds of training, up to the end of the last run or checkpoint.
-    """
-
-    sums: list[float]
-    shuffle: Any = None
+    sums: list[float]  # for each output of the step: value times rows, summed over ``batch``
+    shuffle: Any = None  # the generator's state before it shuffled the present epoch's rows
     epoch: int = 0
     step: int = 0
-    batch: int = 0
+    batch: int = 0  # finished batches of the present epoch, of ``sum_rows`` rows
     sum_rows: int = 0
-    best: float = math.inf
-    seconds: float = 0.0
+    best: float = math.inf  # score of an epoch
+    seconds: float = 0.0  # up to the end of the last run or checkpoint
     records: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, values: Sequence[float], rows: int) -> None:
@@ -195,7 +184,7 @@ class SharedVariables:
 
     def misfits(self, content: dict[str, Any], current: dict[str, Any]) -> Iterator[str]:
         """Yield a sentence for each difference from the present variables, as `read` has them."""
-        size = number_in(content, "ranks", least=1, most=_MOST_RANKS)
+        size = number_in(content, "ranks", least=1, most=1 << 16)
         for kind in self._kinds:
             there, here = (", ".join(map(_described, part[kind])) for part in (content, current))
             if there != here:

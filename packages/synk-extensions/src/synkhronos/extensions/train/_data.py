@@ -10,7 +10,7 @@ import numpy as np
 import synkhronos as synk
 from synk_core import RowSource
 
-from ._arguments import LOSS, require_first_axis
+from ._arguments import LOSS, at_least_one, require_first_axis
 from ._serial import combine
 
 
@@ -72,10 +72,8 @@ class Validation:
                 "which is the first output"
             )
         self._function = function
-        if num_slices < 1:
-            raise ValueError(f"valid_slices is {num_slices}; expected at least 1")
+        self._num_slices = at_least_one("valid_slices", num_slices)
         self._data = placed(function, data, "valid_data")
-        self._num_slices = num_slices
         self.columns = ["valid_loss", *(f"valid_{name}" for name in names)]
         if isinstance(function, synk.Function):
             self._check(len(function.output_modes))

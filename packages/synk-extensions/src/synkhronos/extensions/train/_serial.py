@@ -83,7 +83,10 @@ class SerialTrainFunction:
         data, batch = call_of_1_0(len(self._names), data, batch, named_data)
         scattered, bcast = self._arguments(data, named_data)
         scattered = [array[_key(batch)] for array in scattered]
-        rows = self._rows(batch_s)
+        rows = []
+        if self._sliceable:
+            length = self._sliceable[0].get_value(borrow=True, return_internal_type=True).shape[0]
+            rows = [np.arange(length)[_key(batch_s)]]
         slices: list[Any] = [slice(None)]
         if num_slices > 1:
             count = len(scattered[0]) if scattered else len(rows[0])
@@ -139,12 +142,6 @@ class SerialTrainFunction:
         values = [*data, *(named_data[name] for name in names)]
         scattered = [_rows_of(value, axis) for value, axis in zip(values, self.row_axes)]
         return scattered, [np.asarray(value) for value in values[self.n_scattered :]]
-
-    def _rows(self, batch_s: Any) -> list[Any]:
-        if not self._sliceable:
-            return []
-        length = self._sliceable[0].get_value(borrow=True, return_internal_type=True).shape[0]
-        return [np.arange(length)[_key(batch_s)]]
 
     def __repr__(self) -> str:
         return f"<SerialTrainFunction {self.grad_function.name!r}>"

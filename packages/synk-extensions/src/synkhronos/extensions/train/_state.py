@@ -56,9 +56,8 @@ def training_state(
 
 def is_random(variable: Any) -> bool:
     """Return whether a shared variable is the state of a random stream."""
-    return bool(getattr(variable.tag, "is_rng", False)) or isinstance(
-        variable.type, RandomStateType
-    )
+    is_object = isinstance(variable.type, RandomStateType)
+    return is_object or bool(getattr(variable.tag, "is_rng", False))
 
 
 def storage_of(variable: Any) -> int:

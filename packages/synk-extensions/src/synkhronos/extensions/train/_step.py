@@ -23,6 +23,8 @@ import synkhronos as synk
 from synk_core import brief_traceback, flat_updates
 from synk_core.engine import T, Variable, library
 from synkhronos.extensions.sync import SyncRule
+from synkhronos.extensions.updates._arguments import pairs_of
+from synkhronos.extensions.updates._flatten import SplitUpdates
 from synkhronos.extensions.updates._wrapping import three_parts
 
 from ._arguments import call_of_1_0, data_and_rows, require_first_axis
@@ -68,8 +70,7 @@ class TrainFunction:
     @property
     def row_axes(self) -> tuple[int, ...]:
         """The axis along which the rows of each scattered input lie."""
-        axes: tuple[int, ...] = self.grad_function.spec.row_axes
-        return axes
+        return tuple(self.grad_function.spec.row_axes)
 
     @property
     def rows(self) -> int:
@@ -246,10 +247,9 @@ def make_train_function(
         TypeError: ``update_rule`` is not callable, or does not return three parts.
         All errors of the rule itself and of building a function.
     """
-    inputs, update_rule, args = _call_form(inputs, update_rule, args, kwargs)
-    split = three_parts(update_rule, update_rule(loss, params, *args, **kwargs))
+    inputs, split = _split(loss, params, inputs, update_rule, args, kwargs)
     grad_updates, together, flat_grad = split
-    pairs, every = _pairs(updates), [loss, *(outputs or ())]
+    pairs, every = pairs_of(updates or ()), [loss, *(outputs or ())]
     if sync is not None:
         _require_all_of(params, sync)
         had_rows, together = _where_rows(_expression(loss), together)
@@ -268,7 +268,7 @@ def make_train_function(
     if flat is not False:
         together = flat_updates(together, 2 if flat else None)
     update_function = synk.function([], updates=together, name=f"{name}: update", proof=proof)
-    state = _state(params, split, every, pairs, _pairs(givens))
+    state = _state(params, split, every, pairs, pairs_of(givens or ()))
     if sync is not None:
         state = replace(state, centre=tuple(sync.centre), takes_local_steps=True)
     return TrainFunction(grad_function, update_function, flat_grad, state, _names(every), sync)
@@ -298,9 +298,8 @@ def make_train_function_theano(
     and ``proof`` have no effect, and there is no ``sync``). It needs no ``fork()``. It has its own
     optimiser state, but the parameters are the same variables.
     """
-    inputs, update_rule, args = _call_form(inputs, update_rule, args, kwargs)
-    split = three_parts(update_rule, update_rule(loss, params, *args, **kwargs))
-    pairs, given, every = _pairs(updates), _pairs(givens), [loss, *(outputs or ())]
+    inputs, split = _split(loss, params, inputs, update_rule, args, kwargs)
+    pairs, given, every = pairs_of(updates or ()), pairs_of(givens or ()), [loss, *(outputs or ())]
     return SerialTrainFunction(
         split,
         inputs=inputs,
@@ -321,10 +320,10 @@ def _as_they_are(*arrays: Any) -> tuple[Any, ...]:
     return tuple(synk.data(array) for array in arrays)
 
 
-def _call_form(
-    inputs: Any, update_rule: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, Any, Any]:
-    """Return (list of inputs, rule, rule's arguments) from today's or 1.0's order of arguments."""
+def _split(
+    loss: Any, params: Any, inputs: Any, update_rule: Any, args: Any, kwargs: dict[str, Any]
+) -> tuple[list[Any], SplitUpdates]:
+    """Return the inputs in a list, and the rule's result, from this or 1.0's order of arguments."""
     named = []
     if inputs is None or isinstance(inputs, Variable):
         named = [kwargs.pop(name) for name in ("x", "y") if isinstance(kwargs.get(name), Variable)]
@@ -345,7 +344,7 @@ def _call_form(
             f"update_rule is {update_rule!r}; expected a function such as "
             "synkhronos.extensions.updates.adam, after the list of inputs"
         )
-    return inputs, update_rule, args
+    return inputs, three_parts(update_rule, update_rule(loss, params, *args, **kwargs))
 
 
 def _expression(output: Any) -> Any:
@@ -388,10 +387,3 @@ def _require_all_of(params: Any, sync: Any) -> None:
                 f"sync is {sync!r}, which does not combine the parameter {param}; make the rule "
                 "with the same params"
             )
-
-
-def _pairs(updates: Any) -> list[Any]:
-    """Return updates or givens, a mapping or a sequence of tuples or None, as a list."""
-    if updates is None:
-        return []
-    return list(updates.items() if hasattr(updates, "items") else updates)

@@ -21,8 +21,6 @@ from synk_core.engine import (
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])
 
-_POSITION_OF_LEARNING_RATE = 2
-
 
 def accepts_lr(rule: Rule) -> Rule:
     """Let ``rule`` take ``lr`` (the name in release 1.0) for its argument ``learning_rate``."""
@@ -30,7 +28,7 @@ def accepts_lr(rule: Rule) -> Rule:
     @functools.wraps(rule)
     def with_alias(*args: Any, **kwargs: Any) -> Any:
         if "lr" in kwargs:
-            if "learning_rate" in kwargs or len(args) > _POSITION_OF_LEARNING_RATE:
+            if "learning_rate" in kwargs or len(args) > 2:  # it is the third argument
                 raise TypeError(
                     f"{rule.__name__}() got both lr and learning_rate; they are two names of one "
                     "argument, so give only one of them"
@@ -66,6 +64,11 @@ def check_params(params: Any) -> list[Any]:
         if any(param is earlier for earlier in params[:index]):
             raise ValueError(f"parameter {label(param, index)} is listed twice in params")
     return params
+
+
+def pairs_of(updates: Any) -> list[Any]:
+    """Return updates or givens, a mapping or a sequence of tuples, as a list."""
+    return list(updates.items() if hasattr(updates, "items") else updates)
 
 
 def common_dtype(params: Sequence[Any]) -> str:

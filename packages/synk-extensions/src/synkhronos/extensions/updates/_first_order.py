@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from synkhronos.extensions.updates._arguments import accepts_lr, check_params, scalar
+from synkhronos.extensions.updates._arguments import accepts_lr, check_params, pairs_of, scalar
 from synkhronos.extensions.updates._flatten import (
     SplitUpdates,
     nonflat_grads,
@@ -152,7 +152,7 @@ def apply_nesterov_momentum(param_updates: Any, momentum: Any = 0.9) -> list[tup
 
 
 def _velocities(param_updates: Any, momentum: Any) -> list[tuple[Any, Any, Any, Any]]:
-    pairs = list(param_updates.items() if hasattr(param_updates, "items") else param_updates)
+    pairs = pairs_of(param_updates)
     params = check_params([param for param, _ in pairs])
     velocities = [zeros_like(param, index, "velocity") for index, param in enumerate(params)]
     mus = [scalar(momentum, str(param.dtype), "momentum") for param in params]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Callable
 
 from synk_core.engine import Variable, clone
-from synkhronos.extensions.updates._arguments import check_params, label, scalar
+from synkhronos.extensions.updates._arguments import check_params, label, pairs_of, scalar
 from synkhronos.extensions.updates._flatten import SplitUpdates
 
 UpdateRule = Callable[..., Any]
@@ -159,8 +159,7 @@ def three_parts(rule: UpdateRule, parts: Any) -> SplitUpdates:
             "step: use the rule of that name in synkhronos.extensions.updates"
         )
     grad_updates, param_updates, flat_grad = parts
-    pairs = param_updates.items() if hasattr(param_updates, "items") else param_updates
-    return SplitUpdates(list(grad_updates), list(pairs), flat_grad)
+    return SplitUpdates(list(grad_updates), pairs_of(param_updates), flat_grad)
 
 
 def _learning_rate(rule: UpdateRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
