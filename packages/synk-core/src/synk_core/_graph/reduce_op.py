@@ -104,9 +104,7 @@ class AllReduce(Op):  # type: ignore[misc] # engines have no types
         """Return the gradients; see the class."""
         result = h = gradients[0]
         if not isinstance(h.type, DisconnectedType):
-            q, m = int(self.op == "avg"), int(self.cost == "mean")
-            adjoint = AllReduce("avg" if m + self.power else "sum", self.cost, q - m)
-            result = adjoint(h)[0]
+            result = self._adjoint()(h)[0]
             if self.op == "gather":
                 count = inputs[0].shape[0]
                 start = AllReduce("before", self.cost)(count)[0]
@@ -124,6 +122,10 @@ class AllReduce(Op):  # type: ignore[misc] # engines have no types
     def do_constant_folding(self, *_node: Any) -> bool:
         """Return False: the other ranks do not take part in compiling."""
         return False
+
+    def _adjoint(self) -> AllReduce:
+        q, m = int(self.op == "avg"), int(self.cost == "mean")
+        return AllReduce("avg" if m + self.power else "sum", self.cost, q - m)
 
 
 def reduced_by(x: Any, dtype: str, op: str, cost: str, power: int) -> np.ndarray:
