@@ -184,19 +184,18 @@ class WorkerFailed(SynkError, RuntimeError):
     @classmethod
     def of(cls, cause: Optional[BaseException], *details: Any) -> WorkerFailed:
         """Make an error that is, if possible, also of its cause's class, with its attributes."""
-        error = cls(*details)
         # Some users' classes cannot be derived from, or not together with others.
         with contextlib.suppress(Exception, SystemExit):
             if isinstance(cause, Exception):
                 names = {"__module__": cls.__module__, "__doc__": cls.__doc__}
-                both: Any = type(cls.__name__, (cls, type(cause)), names)(*details)
+                both: WorkerFailed = type(cls.__name__, (cls, type(cause)), names)(*details)
                 for name, value in vars(cause).items():
                     vars(both).setdefault(name, value)
                 if isinstance(cause, OSError):
                     for name in ("errno", "strerror", "filename", "filename2"):
                         setattr(both, name, getattr(cause, name))
-                error = both
-        return error
+                return both
+        return cls(*details)
 
 
 def _failed_again(args: Any, attributes: Mapping[str, Any], cause: Any) -> WorkerFailed:

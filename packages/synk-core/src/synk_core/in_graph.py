@@ -62,10 +62,8 @@ def all_reduce(x: Any, op: str = "sum", *, cost: str = "mean") -> Any:
     plain = normalize(op, ("sum", "avg"), "in_graph.all_reduce()")
     _require_cost(cost, "all_reduce")
     x = T.as_tensor_variable(x)
-    wrong = x.dtype == "bool" or (
-        plain == "avg" and not str(x.dtype).startswith(("float", "complex"))
-    )
-    if wrong:
+    has_fractions = str(x.dtype).startswith(("float", "complex"))
+    if x.dtype == "bool" or (plain == "avg" and not has_fractions):
         raise SpecError(
             f"in_graph.all_reduce(): got op {plain!r} for dtype {x.dtype}, which has no exact "
             f"result in it; cast x, e.g. T.cast(x, {NAME}.config.floatX)"

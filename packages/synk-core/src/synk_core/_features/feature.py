@@ -14,25 +14,15 @@ from synk_core._wire.messages import Own
 
 
 class RuntimeFeature:
-    """A base class of `Runtime`; each does its own part of these methods, and calls the next.
+    """A base class of `Runtime`; each does its own part of these methods, and calls the next."""
 
-    Attributes:
-        orders: of the runtime, from `_begin` on.
-    """
-
-    orders: Orders
+    orders: Orders  # from `_begin` on
     _lifecycle: Lifecycle
     _rank: Rank
 
     def _take_options(self, options: Dict[str, Any]) -> Tuple[Own, ...]:  # noqa: ARG002
-        """Remove the feature's own options, before anything is started.
-
-        Returns:
-            The acts that every rank performs at its start.
-
-        Raises:
-            InputTypeError, InputValueError: an option is wrong.
-        """
+        """Remove and check the feature's own options, before anything is started; return the acts
+        that every rank performs at its start."""
         return ()
 
     def _begin(self) -> None:
@@ -55,11 +45,7 @@ class FunctionFeature:
 
     @classmethod
     def take_options(cls, runtime: Any, options: Dict[str, Any]) -> None:
-        """Remove the feature's own options of a runtime, before anything is started.
-
-        Raises:
-            InputTypeError, InputValueError: an option is wrong.
-        """
+        """Remove and check the feature's own options of a runtime, before anything is started."""
 
     @classmethod
     def begin(cls, runtime: Any) -> None:
@@ -67,11 +53,7 @@ class FunctionFeature:
 
     @classmethod
     def of_function(cls, runtime: Any, options: Dict[str, Any]) -> Dict[str, Any]:  # noqa: ARG003
-        """Remove the feature's own options of a function; return the arguments of `attach`.
-
-        Raises:
-            InputTypeError, InputValueError: an option is wrong.
-        """
+        """Remove and check the options of a function; return the arguments of `attach`."""
         return {}
 
     def attach(self, runtime: Any, **settings: Any) -> None:
@@ -87,10 +69,9 @@ class FunctionFeature:
     def before_slices(self) -> None:
         """Prepare a call in slices."""
 
-    def variant(self, call: Any, options: Any) -> Prepared:  # noqa: ARG002 - for features
+    def variant(self, call: Prepared, options: Any) -> Prepared:  # noqa: ARG002 - for features
         """Return the act that performs a planned call that is special."""
-        planned: Prepared = call
-        return planned
+        return call
 
     def reported(self, report: Any) -> None:
         """Take the report of the variant of a call that is done."""

@@ -34,22 +34,16 @@ def digest(value: Any) -> str:
 
     0.0 and -0.0 differ, and so do two NaNs with other bits, because replicas should have computed
     the same bits. The memory layout does not matter, but arrays not in C order are copied first.
-
-    Args:
-        value: of any shape and dtype of numbers or booleans.
-
-    Returns:
-        32 hexadecimal digits. Of two arrays of one dtype and shape that differ in one element of
-        up to eight bytes they are different for certain (but for a collision of BLAKE2b); else
-        they are equal by chance only.
+    Of two arrays of one dtype and shape that differ in one element of up to eight bytes the 32
+    hexadecimal digits are different for certain (but for a collision of BLAKE2b); else they are
+    equal by chance only.
     """
     hashed = hashlib.blake2b(f"{value.dtype.str}{value.shape}".encode(), digest_size=16)
     sums = DEVICES.sums.bits(value) if is_on_device(value) else None
     if sums is not None:
         hashed.update(sums)
         return hashed.hexdigest()
-    value = on_host(value)
-    octets = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    octets = np.ascontiguousarray(on_host(value)).reshape(-1).view(np.uint8)
     length = octets.size // (8 * NARROW) * NARROW
     if length:
         words = octets[: 8 * length].view(np.uint64)

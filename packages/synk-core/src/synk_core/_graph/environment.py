@@ -55,12 +55,8 @@ def follow(path: Sequence[str], folder: str, world: Optional[World]) -> None:
 
 
 def worker_environment(size: int, on_device: bool = False) -> Dict[str, str]:
-    """Return the environment for any worker of `size` ranks; the user's own thread counts win.
-
-    Args:
-        on_device: whether the worker will initialize a device of its own, not that of the user's
-            flags for this process.
-    """
+    """Return the environment for any worker of `size` ranks; the user's own thread counts win. A
+    worker `on_device` will initialize its own, not that of the user's flags for this process."""
     environment = {k: v for k, v in os.environ.items() if not belongs_to_launcher(k)}
     environment.update(engine.worker_variables(on_device))
     if not engine.library.config.cxx:
@@ -113,10 +109,8 @@ class ThreadLimit:
     """Limits the master's thread pools to its share of the cores, while there are workers.
 
     A pool can be limited once its library is loaded, which may be at any compilation: `apply` is
-    cheap if none was loaded since. The user's settings in the environment win.
-
-    Attributes:
-        seen: number of loaded modules when it was applied last.
+    cheap if no module was loaded since: `seen` is their number when it was applied last. The user's
+    settings in the environment win.
     """
 
     def __init__(self, size: int, threads: int = 0) -> None:

@@ -28,26 +28,10 @@ def trusting(function: Any, arrays: Sequence[np.ndarray]) -> Callable[..., List[
     if not takes_as_they_are:
         call: Callable[..., List[Any]] = function
         return call
-    return bare(function) if needs_no_wrapper(function) else _wrapped(function)
+    if needs_no_wrapper(function):
+        return bare(function)
 
-
-def needs_no_wrapper(function: Any) -> bool:
-    """Return whether the linker makes updates, no default is restored, and results are a list."""
-    # Some engines' functions have defaults, and make a dict of their results.
-    restores = any(refeed for _, refeed, _ in getattr(function, "defaults", ()))
-    return (
-        type(function) is Function
-        and not function.profile
-        and not function.return_none
-        and not function.unpack_single
-        and not restores
-        and getattr(function, "output_keys", None) is None
-        and not getattr(machine_of(function), "need_update_inputs", True)
-    )
-
-
-def _wrapped(function: Any) -> Callable[..., List[Any]]:
-    def call(*arguments: Any) -> List[Any]:
+    def unchecked(*arguments: Any) -> List[Any]:
         function.trust_input = True
         try:
             results: List[Any] = function(*arguments)
@@ -55,7 +39,21 @@ def _wrapped(function: Any) -> Callable[..., List[Any]]:
             function.trust_input = False
         return results
 
-    return call
+    return unchecked
+
+
+def needs_no_wrapper(function: Any) -> bool:
+    """Return whether the linker makes updates, no default is restored, and results are a list."""
+    # Some engines' functions have defaults, and make a dict of their results.
+    return (
+        type(function) is Function
+        and not function.profile
+        and not function.return_none
+        and not function.unpack_single
+        and not any(refeed for _, refeed, _ in getattr(function, "defaults", ()))
+        and getattr(function, "output_keys", None) is None
+        and not getattr(machine_of(function), "need_update_inputs", True)
+    )
 
 
 def bare(function: Any) -> Callable[..., List[Any]]:
@@ -66,13 +64,11 @@ def bare(function: Any) -> Callable[..., List[Any]]:
         made: Callable[..., List[Any]] = machine.bare(count)
         return made
     places = [container.storage for container in function.input_storage]
-    given = [c.storage for c in function.input_storage if c.required]
     found = [container.storage for container in function.output_storage]
-    # With allow_gc the machine frees its own intermediate results.
-    freed = []
-    if getattr(machine, "allow_gc", False):
-        graph = function.maker.fgraph
-        freed = [place for place, out in zip(found, graph.outputs) if out.owner is not None]
+    cleared = [c.storage for c in function.input_storage if c.required]
+    if getattr(machine, "allow_gc", False):  # it frees its own intermediate results
+        outputs = function.maker.fgraph.outputs
+        cleared += [place for place, out in zip(found, outputs) if out.owner is not None]
 
     def call(*arguments: Any) -> List[Any]:
         for place, argument in zip(places, arguments):
@@ -89,9 +85,7 @@ def bare(function: Any) -> Callable[..., List[Any]]:
             raise
         if results is None:
             results = [place[0] for place in found]
-        for place in given:
-            place[0] = None
-        for place in freed:
+        for place in cleared:
             place[0] = None
         return results[:count]
 

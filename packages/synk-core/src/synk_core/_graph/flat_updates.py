@@ -175,7 +175,7 @@ def is_flat(updates: Iterable[Sequence[Any]]) -> bool:
 
 
 class _Member:
-    """An update that can be computed with others.
+    """An update that can be computed with others; TypeError if it is not known to be elementwise.
 
     Attributes:
         place: in the list of updates.
@@ -183,9 +183,6 @@ class _Member:
             ("piece", vector), or (operation, places of its inputs); equal for expressions that do
             the same with leaves and pieces.
         sources: of each, as `_source` returns them.
-
-    Raises:
-        TypeError: its value is not known to be elementwise.
     """
 
     def __init__(self, place: int, target: Any, value: Any) -> None:
@@ -313,12 +310,11 @@ def flat_updates(updates: Iterable[Update], least: Optional[int] = None) -> List
         The updates, in the order of before, for `Runtime.function`; a function compiled by the
         engine alone may overwrite values in place, and must not have them.
     """
-    pairs = [(update[0], update[1]) for update in updates]
-    flat = list(pairs)
+    flat = [(update[0], update[1]) for update in updates]
     if not FLATTENS or str(library.config.mode).lower().startswith("debug"):
         return flat  # DebugMode checks that results share no memory but as an op's `view_map` says
     runs: Dict[Any, List[List[_Member]]] = {}  # by their kind
-    for place, (target, value) in enumerate(pairs):
+    for place, (target, value) in enumerate(flat):
         try:
             member = _Member(place, target, value)
             key = tuple(member.skeleton), target.type.dtype, _device(target)

@@ -144,9 +144,7 @@ class Signature:
                 f"{self.what(place)}: got dtype {dtype}, expected {variable.dtype}, because it is "
                 f"declared strict"
             )
-        if self._downcasts[place]:
-            return
-        if upcast(variable.dtype, dtype.name) != variable.dtype:
+        if not self._downcasts[place] and upcast(variable.dtype, dtype.name) != variable.dtype:
             raise InputTypeError(
                 f"{self.what(place)}: got dtype {dtype}, expected {variable.dtype} or a dtype "
                 f"that converts to it without loss; convert an array with "
@@ -156,12 +154,8 @@ class Signature:
 
 
 class Copy:
-    """Copies an input into shared memory, in every call with this plan.
-
-    Args:
-        selects: whether to copy only the selected rows, in their order.
-        axis: of the rows, in the target too.
-    """
+    """Copies an input into shared memory, in every call with this plan: if it `selects`, only the
+    selected rows, in their order. `axis` is that of the rows, in the target too."""
 
     def __init__(self, place: int, target: np.ndarray, selects: bool, axis: int = 0) -> None:
         self.place = place
@@ -177,10 +171,9 @@ class Copy:
             value.read(selection, self._target)
         elif not self._target.ndim:
             self._target[...] = value
-        elif self._selects and selection is not None:
-            copy_rows(value, selection.rows, self._target)
         else:
-            copy_rows(value, slice(None), self._target)
+            rows = selection.rows if self._selects and selection is not None else slice(None)
+            copy_rows(value, rows, self._target)
 
 
 def tokens(values: Sequence[Any]) -> Tuple[Any, ...]:

@@ -28,12 +28,8 @@ Leaves = Tuple[Any, ...]
 
 
 class UpdateLineage(NamedTuple):
-    """An update, and the leaves of its new value.
-
-    Attributes:
-        since_reduced: `leaves` but those of in-graph reductions over ranks, whose results are equal
-            on all ranks: only by these can the ranks' new values differ.
-    """
+    """An update, and the leaves of its new value; `since_reduced` are those but of in-graph
+    reductions, equal on all ranks: only by these can the ranks' new values differ."""
 
     target: Any
     value: Any
@@ -164,10 +160,6 @@ class FunctionFacts(NamedTuple):
     has_rows: bool
     shown: frozenset[int]
     built_at: Optional[Place]
-
-    @property
-    def updates(self) -> frozenset[int]:
-        return frozenset(self.sources)
 
     def consumers(self, variable: int) -> List[int]:
         return sorted(u for u, read in self.sources.items() if variable in read)

@@ -115,12 +115,8 @@ def _words(state: Any) -> Iterator[bytes]:
 
 
 def require_reseedable(compiled: Any, values: Iterable[Any]) -> None:
-    """Raise SpecError if all ranks would draw the same numbers in a function.
-
-    Args:
-        values: its expressions before compilation: the compiled graph may have numbers drawn from a
-            constant as constants.
-    """
+    """Raise SpecError if all ranks would draw the same numbers in a function; `values` are its
+    expressions, because its compiled graph may have numbers drawn from a constant as constants."""
     for variable in compiled.get_shared():
         require_seedable(variable)
     if any(isinstance(constant.type, RandomStateType) for constant in _constants(values)):

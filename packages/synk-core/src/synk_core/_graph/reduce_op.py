@@ -131,10 +131,8 @@ class AllReduce(Op):  # type: ignore[misc] # engines have no types
 def reduced_by(x: Any, dtype: str, op: str, cost: str, power: int) -> np.ndarray:
     """Reduce over the ranks, as `AllReduce(op, cost, power)` does.
 
-    Compiled code in users' caches calls it by this name, with these arguments.
-
-    Args:
-        x: an array, or a number for one without dimensions.
+    Compiled code in users' caches calls it by this name, with these arguments, where `x` may be a
+    number in place of an array without dimensions.
     """
     array = np.asarray(x, dtype)
     return np.array(_reduced(array, AllReduce(op, cost, power)), array.dtype, order="C")
@@ -159,13 +157,11 @@ def reductions_of(function: Any) -> List[Any]:
 
 
 def in_one_order(function: Any) -> Any:
-    """Return a compiled function whose reductions run in the same order on every rank.
+    """Return a compiled function whose reductions run in the same order on every rank; raise
+    SpecError if it is not certain that all ranks run the same ones.
 
     Linkers may run independent nodes in any order, which may differ when a function is built
     again. Here each reduction depends on the one before it.
-
-    Raises:
-        SpecError: it is not certain that all ranks run the same reductions.
     """
     what = f"{function.name or 'this function'} has an in-graph all_reduce or all_gather"
     nodes = function.maker.fgraph.apply_nodes

@@ -36,10 +36,7 @@ _KEPT_TAGS = ("is_rng", "synk_row_share")
 @dataclass(frozen=True)
 class VariableRecord:
     """A shared variable as it is sent; the variable itself would bring graphs along in its tags.
-
-    Attributes:
-        shape: of a value that is not sent with it, but from device to device; else None.
-    """
+    It has the `shape` of a value that is not sent with it, but from device to device."""
 
     number: int
     cls: type
@@ -172,11 +169,7 @@ class VariableRegistry:
     def records(
         self, start: int, goes_apart: Callable[[Sequence[Any]], bool]
     ) -> List[VariableRecord]:
-        """Return records of all variables from number `start` on.
-
-        Args:
-            goes_apart: whether arrays need not be in them.
-        """
+        """Return records of all variables from number `start` on, without arrays that go apart."""
         records = []
         for number, variable in self.variables.items():
             if number < start:

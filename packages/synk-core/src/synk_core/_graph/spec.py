@@ -66,10 +66,6 @@ def _variable_of(declared: Any) -> Any:
     return declared.variable if isinstance(declared, In) else declared
 
 
-_OWN_NAMES = ("bcast_inputs", "sliceable_shareds", "row_axis")
-"""Arguments of `function()` that the engine's `function()` does not have."""
-
-
 def unnamed(function_id: int) -> str:
     """Return the name in messages of a function without a name."""
     return f"function {function_id}"
@@ -136,7 +132,7 @@ def _require_known(names: Mapping[str, Any]) -> None:
     parameters = inspect.signature(library.function).parameters
     if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
         return  # the user's replacement, which raises itself
-    known = sorted({*parameters, *_OWN_NAMES})
+    known = sorted({*parameters, *inspect.signature(make_spec).parameters} - {"kwargs"})
     for name in [name for name in names if name not in known]:
         near = difflib.get_close_matches(name, known, 1)
         raise SpecError(

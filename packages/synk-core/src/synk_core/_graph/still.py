@@ -40,9 +40,8 @@ class Fixed(Op):  # type: ignore[misc] # engines have no types
 def still(spec: FunctionSpec) -> FunctionSpec:
     """Return the spec of a function's twin; raise ValueError if a draw cannot be replaced."""
     values = spec.expressions
-    nodes = {v.owner for v in ancestors(values) if v.owner is not None}
     fixed = {}
-    for node in nodes:
+    for node in {v.owner for v in ancestors(values) if v.owner is not None}:
         if is_draw(node.op):
             kind = f"{type(node.op).__name__} {getattr(node.op, 'fn', '')}".lower()
             sample = node.outputs[-1]

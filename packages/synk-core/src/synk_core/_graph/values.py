@@ -87,9 +87,5 @@ def at_least_1d(value: Any) -> Any:
 
 
 def concatenated(parts: Sequence[Any]) -> Any:
-    """Return the arrays joined along axis 0, on their device.
-
-    Raises:
-        ValueError: their shapes do not allow it.
-    """
+    """Return the arrays joined along axis 0, on their device; ValueError if shapes forbid that."""
     return DEVICES.concatenated(parts) if is_on_device(parts[0]) else np.concatenate(parts)

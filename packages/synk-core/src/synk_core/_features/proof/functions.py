@@ -134,11 +134,7 @@ class Proving(FunctionFeature):
 
     def rehearse(self, values: Sequence[Any], options: Any) -> None:
         """Prove the random parts of a call that is due. They cannot be compared: call a twin of the
-        function, with a fixed value in place of each draw, and undo that.
-
-        Raises:
-            NotExact: it is not exact.
-        """
+        function, with a fixed value in place of each draw, and undo that."""
         self.orders.require_ready()  # first: a child of the program has locks of others
         outputs, updates = self._parts
         if not any(part.is_open and part.reason == _DRAWN for part in (*outputs, *updates)):

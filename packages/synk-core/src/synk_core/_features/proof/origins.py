@@ -78,7 +78,7 @@ class Origins:
     def to_agree(self, function_id: int, is_first: bool) -> List[int]:
         """Return the variables that a function reads and the ranks should agree on."""
         facts = self.facts(function_id)
-        if not facts.has_rows and not facts.updates:
+        if not facts.has_rows and not facts.sources:
             return []  # it only shows what the ranks have
         read = facts.reads - facts.sliceable
         read -= _with_stages(frozenset(self._registry.drifting), list(self._facts.values()))
@@ -185,7 +185,7 @@ def _with_stages(variables: FrozenSet[int], functions: List[FunctionFacts]) -> F
     """Return variables, and all that is consumed only by these and itself: gradients, and the state
     of a local update rule."""
     found = set(variables)
-    targets = {v for f in functions for v in f.updates}.difference(*(f.shown for f in functions))
+    targets = {v for f in functions for v in f.sources}.difference(*(f.shown for f in functions))
     while found:
         consumers = {v: {u for f in functions for u in f.consumers(v)} - {v} for v in targets}
         more = {v for v, used in consumers.items() if used and used <= found} - found

@@ -24,11 +24,8 @@ _Used = List[Tuple[int, Storage]]
 
 
 class Replicas:
-    """An observer of orders that follows which variables the ranks agree on.
-
-    Args:
-        reseed: gives all ranks the states of random streams with these numbers.
-    """
+    """An observer of orders that follows which variables the ranks agree on. `reseed` gives all
+    ranks the states of random streams with these numbers."""
 
     def __init__(
         self, here: Workplace, settings: Settings, reseed: Callable[[Tuple[int, ...]], None]
@@ -44,13 +41,8 @@ class Replicas:
         self._uses: Dict[int, Tuple[_Used, _Used]] = {}
 
     def before(self, record: Record) -> None:
-        """Refuse variables that may differ, warn of those that the program has set in the master
-        alone, and reseed such random states.
-
-        Raises:
-            ReplicasDiffer: after a failure, ranks may have different values of some.
-            SpecError: a random state cannot be seeded for each rank.
-        """
+        """Refuse variables that may differ after a failure, warn of those that the program has set
+        in the master alone, and reseed such random states."""
         seen = self._seen
         states: _Used = []
         for prepared in record.acts:

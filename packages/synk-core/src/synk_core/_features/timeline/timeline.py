@@ -136,7 +136,7 @@ class Timelines(RuntimeFeature):
         """Return the trace of every rank; of the master alone if the runtime is closed or fails."""
         lifecycle, rank = self._lifecycle, self._rank
         recorder = rank.flight.recorder  # which has its spans also if the order fails at its end
-        recorded: Optional[Dict[int, Recorded]] = None
+        recorded: Dict[int, Recorded] = {}
         # The end waits neither for an order under way nor for workers that start.
         leaves = closing and (lifecycle.lock.running or not lifecycle.joined)
         if not lifecycle.closed and not leaves:
@@ -148,8 +148,7 @@ class Timelines(RuntimeFeature):
             except Exception:
                 if not lifecycle.closed:
                     raise
-        if recorded is None:
-            recorded = {rank.rank: recorder.stop()}
+        recorded = recorded or {rank.rank: recorder.stop()}
         return trace_of(recorded, rank.size, rank.master)
 
 

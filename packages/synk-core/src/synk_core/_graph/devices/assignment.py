@@ -108,11 +108,8 @@ def choose(
 def _gpus_to_use(
     use_gpu: Optional[bool], usable: Callable[[], Tuple[int, str]]
 ) -> Tuple[int, Tuple[str, ...]]:
-    """Return the number of GPUs that ranks can use, 0 for CPU processes, and lines to report.
-
-    Args:
-        usable: returns the number of GPUs, and why they cannot be used; see `usable_gpus`.
-    """
+    """Return the number of GPUs that ranks can use, 0 for CPU processes, and lines to report;
+    `usable` is `usable_gpus`, or like it."""
     if use_gpu is None:
         text = os.environ.get(USE_GPU, "").strip()
         if text not in ("", "0", "1"):
@@ -276,13 +273,7 @@ def take(
     contexts: Contexts, nccl: bool, graphs: str = "never", precision: str = "default"
 ) -> Device:
     """Take this rank's devices: from now on new shared variables of floats lie on the default one,
-    and functions compute there.
-
-    Args:
-        nccl: whether collectives go through NCCL.
-        graphs: one of `settings.POLICIES`: which functions are replayed.
-        precision: one of `settings.PRECISIONS`: of float32 on CUDA devices.
-    """
+    and functions compute there; see `settings` for the other arguments."""
     if not contexts:
         return Device()
     problem = why_no_devices()

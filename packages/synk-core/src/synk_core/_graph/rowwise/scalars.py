@@ -64,9 +64,8 @@ def _combined(node: Any, name: str, values: List[Value]) -> Value:
     numbers = [value.literal for value in values]
     of_zeros = name in (*_LINEAR, "Add", "Sub") and set(numbers) == {0}
     if of_zeros or (name == "Mul" and 0 in numbers):
-        return (rows(spread[0].axis or 0, merged(spread)) if spread else FIXED)._replace(
-            literal=0.0
-        )
+        like = rows(spread[0].axis or 0, merged(spread)) if spread else FIXED
+        return like._replace(literal=0.0)
     if spread:
         result = _with_rows(node, name, values, spread[0].axis or 0)
     else:

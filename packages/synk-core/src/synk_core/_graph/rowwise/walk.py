@@ -165,15 +165,11 @@ def _leaf(variable: Variable) -> Value:
 
 
 class Walk:
-    """Values of variables, found in topological order without recursion.
+    """Values of variables, found in topological order without recursion, from `known` ones (of
+    scattered inputs). Variables that are neither known nor computed are fixed.
 
-    Args:
-        known: values to start from (scattered inputs). Variables that are neither in it nor
-            computed are fixed.
-
-    Attributes:
-        marks: "draws" of variables that depend on random draws, "meets" of those that depend on a
-            reduction over ranks.
+    `marks` has "draws" of variables that depend on random draws, and "meets" of those that depend
+    on a reduction over ranks.
     """
 
     def __init__(self, known: Dict[Any, Value]) -> None:

@@ -198,17 +198,12 @@ def rebuild(flat: FlatFunction) -> Any:
     graph.attach_feature(DestroyHandler())
 
     updates = iter(graph.outputs[len(flat.borrowed_outputs) :])
-    specs = [
-        _rebuild_input(item, variable, next(updates) if item.has_update else None)
-        for item, variable in zip(flat.inputs, graph.inputs)
-    ]
+    specs = []
+    for item, variable in zip(flat.inputs, graph.inputs):
+        value, update = item.value, next(updates) if item.has_update else None
+        if isinstance(value, SharedVariable):
+            variable, value = value, value.container
+        specs.append(In(variable, value=value, update=update, autoname=False, **item.settings))
     function = link(flat, graph, specs)
     function.trust_input = flat.trust_input
     return function
-
-
-def _rebuild_input(item: FlatInput, variable: Any, update: Any) -> Any:
-    value = item.value
-    if isinstance(value, SharedVariable):
-        variable, value = value, value.container
-    return In(variable, value=value, update=update, autoname=False, **item.settings)
