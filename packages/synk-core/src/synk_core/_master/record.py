@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Callable, List, Sequence
 
 Hook = Callable[["Record"], None]
 
 
-@dataclass(eq=False)
 class Record:
     """An order.
 
-    Attributes:
+    Args:
         acts: its prepared acts, each with its `act`, `label`, and `nbytes` of inputs.
         times: seconds of computing, by act and rank, once all ranks have performed it.
         scatter_s: seconds in which the master checked, planned and copied inputs.
-        run_s: seconds from when it was given to its end.
+
+    Attributes:
         serial: its number; 0 until it is given.
+        run_s: seconds from then to its end.
     """
 
-    acts: Sequence[Any]
-    times: Any
-    scatter_s: float = 0.0
-    run_s: float = 0.0
-    serial: int = 0
+    __slots__ = ("acts", "run_s", "scatter_s", "serial", "times")
+
+    def __init__(
+        self,
+        acts: Sequence[Any],
+        times: Any,
+        scatter_s: float = 0.0,
+        run_s: float = 0.0,
+        serial: int = 0,
+    ) -> None:
+        self.acts = acts
+        self.times = times
+        self.scatter_s = scatter_s
+        self.run_s = run_s
+        self.serial = serial
 
 
 class Observers:
