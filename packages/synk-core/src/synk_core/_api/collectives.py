@@ -27,18 +27,14 @@ SCATTER = "scatter() or batch"
 
 Arguments = Dict[str, Any]
 
-Check = Callable[[Sequence[Any]], Arguments]
-"""Checks a collective of these variables; returns arguments of the act."""
+Check = Callable[[Sequence[Any]], Optional[Arguments]]
+"""Checks a collective of these variables; returns arguments of the act, if there are any."""
 
 Stage = Callable[[Sequence[Any], Standing], Tuple[Arguments, int]]
 """Stages arrays; returns further arguments, and the lowest row that the act takes."""
 
 Returns = Callable[[bool, Any], Any]
 """Makes the caller's result, given whether there is a single variable, and the master's result."""
-
-
-def _nothing(_single: bool, _result: Any) -> None:
-    """Return nothing: the collective has no result."""
 
 
 def _values(single: bool, results: Any) -> Any:
@@ -77,7 +73,7 @@ class Collectives:
             # Earlier acts of the step may change them: then the master broadcasts the forms too.
             return {"values": None, "forms": None if standing.place else forms}, 0
 
-        return self._perform("broadcast", shared_vars, stage=stage, again=values is None)
+        return self._perform("broadcast", shared_vars, stage=stage)
 
     def scatter(self, shared_vars: Any, values: Any, batch: Any = None) -> Any:
         """Split `values` over the ranks; see `synkhronos.scatter`."""
@@ -98,7 +94,7 @@ class Collectives:
             several = tuple(rows * (len(arrays) // len(rows)))
             return {"values": self._refs(arrays, place), "rows": several}, selections[0].lowest
 
-        return self._perform("scatter", shared_vars, stage=stage, again=False)
+        return self._perform("scatter", shared_vars, stage=stage)
 
     def gather(self, shared_vars: Any, nd_up: int = 1) -> Any:
         """Return all ranks' values in the master; see `synkhronos.gather`."""
@@ -114,11 +110,7 @@ class Collectives:
 
     def all_gather(self, shared_vars: Any) -> Any:
         """Replace every rank's value by all ranks' values, concatenated along axis 0."""
-
-        def check(variables: Sequence[Any]) -> Arguments:
-            require_rows(variables, "all_gather()")
-            return {}
-
+        check = partial(require_rows, what="all_gather()")
         return self._perform("all_gather", shared_vars, check, options=())
 
     def reduce(self, shared_vars: Any, op: str = "avg", in_place: bool = True) -> Any:
@@ -167,7 +159,7 @@ class Collectives:
                 origin = selection.lowest
             return {"values": self._refs(arrays, place), "rows": rows}, origin
 
-        return self._perform("set_value", shared_vars, self._of_rank(rank), stage, again=False)
+        return self._perform("set_value", shared_vars, self._of_rank(rank), stage)
 
     def get_value(self, rank: int, shared_vars: Any) -> Any:
         """Return the values of one rank: an array, or a tuple of arrays for a list of variables."""
@@ -180,11 +172,7 @@ class Collectives:
 
     def get_lengths(self, shared_vars: Any) -> Any:
         """Return the lengths along axis 0 in rank order; a tuple of those for a list."""
-
-        def check(variables: Sequence[Any]) -> Arguments:
-            require_rows(variables, "get_lengths()")
-            return {}
-
+        check = partial(require_rows, what="get_lengths()")
         return self._perform("get_shapes", shared_vars, check, options=("l",), returns=_lengths)
 
     def _perform(
@@ -194,27 +182,20 @@ class Collectives:
         check: Optional[Check] = None,
         stage: Optional[Stage] = None,
         options: Optional[Tuple[Hashable, ...]] = None,
-        again: bool = True,
-        returns: Returns = _nothing,
+        returns: Returns = lambda _single, _result: None,
     ) -> Any:
         """Perform the collective on all ranks, or in a step; return its result, or what the step
-        performs.
-
-        Args:
-            options: of the user, that with the variables make the act; None if they do not.
-            again: whether the act may come again as it is.
-            returns: makes the caller's result.
-        """
+        performs. `options` of the user make the act with the variables; None: they do not."""
         orders = self._orders
         finish = partial(returns, not isinstance(shared_vars, (list, tuple)))
         if self._delays:
-            prepare = self._prepare(kind, shared_vars, check, stage, options, again)
+            prepare = self._prepare(kind, shared_vars, check, stage, options)
             return Delayed(orders, prepare, finish)
         with orders.lock:
             orders.require_ready()
             act, origin = orders.acts.find(self._key(kind, shared_vars, options)), 0
             if act is None:
-                prepare = self._prepare(kind, shared_vars, check, stage, options, again)
+                prepare = self._prepare(kind, shared_vars, check, stage, options)
                 act, origin = prepare(ALONE)
             (result,) = orders.perform((act,), (origin,))
         return finish(result)
@@ -239,11 +220,10 @@ class Collectives:
         check: Optional[Check],
         stage: Optional[Stage],
         options: Optional[Tuple[Hashable, ...]],
-        again: bool,
     ) -> Callable[[Standing], Tuple[Prepared, int]]:
         """Check a collective; return what stages and numbers it, given its position in a step."""
         variables = listed_variables(shared_vars)
-        checked = {} if check is None else check(variables)
+        checked = (check and check(variables)) or {}
 
         def prepare(standing: Standing) -> Tuple[Prepared, int]:
             orders = self._orders
@@ -255,7 +235,7 @@ class Collectives:
                 # For all ranks: to others the context may be that of their default device.
                 given["through_host"] = True
             key = self._key(kind, shared_vars, options)
-            if key is None and again:
+            if key is None and given.get("values") is None:  # they are of this act alone
                 key = (kind, numbers, *given.items())
             act = orders.acts.find(key)
             if act is None:
@@ -357,7 +337,12 @@ def matched_values(shared_vars: Any, variables: Sequence[Any], values: Any) -> L
                     f"value for {variable}: got {value!r}, expected dtype {variable.dtype} with "
                     f"{variable.ndim} dimensions"
                 )
-            _require_broadcastable(variable, value.shape)
+            for axis, is_one in enumerate(variable.broadcastable):
+                if is_one and value.shape[axis] != 1:
+                    raise InputValueError(
+                        f"value for {variable}: got shape {value.shape}, expected length 1 along "
+                        f"axis {axis}, which is broadcastable"
+                    )
             matched.append(value)
             continue
         try:
@@ -373,15 +358,6 @@ def matched_values(shared_vars: Any, variables: Sequence[Any], values: Any) -> L
             ) from None
         matched.append(np.asarray(array))
     return matched
-
-
-def _require_broadcastable(variable: Any, shape: Tuple[int, ...]) -> None:
-    for axis, broadcastable in enumerate(variable.broadcastable):
-        if broadcastable and shape[axis] != 1:
-            raise InputValueError(
-                f"value for {variable}: got shape {shape}, expected length 1 along axis {axis}, "
-                f"which is broadcastable"
-            )
 
 
 def selected_rows(variables: Sequence[Any], arrays: Sequence[Any], batch: Any) -> Selection:

@@ -28,12 +28,8 @@ _options: Any = tuple.__new__  # the class's own constructor is written in Pytho
 class Delayed:
     """A call or a collective for `step()`; made by ``f.delayed(...)`` and ``delayed.all_reduce``.
 
-    Args:
-        orders: performs it.
-        prepare: checks and stages it, given its position in the step; returns the act, and the
-            lowest row that it takes.
-        finish: makes the caller's result of the master's.
-        function: the number of the function that it calls; None for a collective.
+    Given its position in the step, `prepare` checks and stages it, and returns the act, and the
+    lowest row that it takes; `function` is the number of the one that it calls, if any.
     """
 
     def __init__(
@@ -137,7 +133,6 @@ class Function(FunctionFeatures):
     """A Theano function that is computed by all ranks at once.
 
     Attributes:
-        name: as in Theano functions.
         rows: how many rows each rank computed in the last call, or None before the first: the
             weights with which ``all_reduce(..., weights=f)`` averages exactly.
         number: of the function in its runtime.
@@ -166,8 +161,8 @@ class Function(FunctionFeatures):
         self.calls = 0
         self.planner = Planner(self, self._signature)
         self.rows: Optional[Tuple[int, ...]] = None
-        returns: Dict[str, Callable[[Any], Any]] = {"single": itemgetter(0), "none": _nothing}
-        self._returned = returns.get(spec.returns, list)
+        returns: Dict[str, Any] = {"single": itemgetter(0), "none": lambda _values: None}
+        self._returned: Callable[[Any], Any] = returns.get(spec.returns, list)
         self.attach(runtime, **settings)
 
     @property
@@ -366,16 +361,8 @@ class Function(FunctionFeatures):
         return self._returned(values) if options.output_subset is None else values
 
 
-def _nothing(_: Any) -> None:
-    """Return None: the function has no outputs."""
-
-
 def as_delayed(act: Any, place: int, orders: Orders) -> Delayed:
-    """Return an act of a step as `Delayed`; a function without inputs stands for its call.
-
-    Raises:
-        InputTypeError: it is something else, or another runtime's.
-    """
+    """Return an act of a step as `Delayed`; a function without inputs stands for its call."""
     if isinstance(act, Function):
         act = act.delayed()
     if not isinstance(act, Delayed):

@@ -89,17 +89,8 @@ class Planner:
     def prepare(
         self, values: Sequence[Any], options: Options, place: int
     ) -> Tuple[PlannedCall, int]:
-        """Check and plan a call, and copy its arrays.
-
-        Args:
-            place: of the act in its step: two acts stage their arrays in different rooms.
-
-        Returns:
-            The act, and the lowest row that it takes.
-
-        Raises:
-            InputTypeError, InputValueError, BatchError, OpError: bad arguments.
-        """
+        """Check and plan a call, and copy its arrays; return the act, and the lowest row that it
+        takes. At each `place` in a step, arrays are staged in other rooms."""
         self._orders.require_ready()
         find = self._orders.acts.find
         token: Hashable = tokens(values)

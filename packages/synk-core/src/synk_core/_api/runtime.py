@@ -171,7 +171,7 @@ class Runtime(RuntimeFeatures):
     @property
     def worker_pids(self) -> Tuple[int, ...]:
         """Process ids of the workers, in rank order without the master."""
-        return self._lifecycle.worker_pids
+        return self._lifecycle.pool.pids
 
     def __repr__(self) -> str:
         return f"<Runtime rank {self.master} of {self.size}, {self._lifecycle.state}>"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, Callable, Dict, Hashable, List, Optional, Sequence, Set
+from typing import Any, Callable, Dict, Hashable, List, Optional, Sequence, Set, Tuple
 
 from synk_core._wire.messages import Act, Call, Collective, Extras, Prefetch
 
@@ -12,24 +12,14 @@ LIMIT = 1000
 
 
 class Prepared:
-    """An act that is numbered and can be performed again and again, while its arrays last.
-
-    Args:
-        act: what travels to the workers.
-        label: its name in figures; None for none.
-        nbytes: of inputs that the ranks read.
-
-    Attributes:
-        number: of the act; 0 once it is forgotten.
-        key: by which the act is found again; None for an act of one order alone.
-    """
+    """An act that is numbered and can be performed again and again, while its arrays last."""
 
     def __init__(self, act: Act, label: Optional[str] = None, nbytes: int = 0) -> None:
         self.act = act
-        self.label = label
-        self.nbytes = nbytes
-        self.number = 0
-        self.key: Hashable = None
+        self.label = label  # in figures; None for none
+        self.nbytes = nbytes  # of inputs that the ranks read
+        self.number = 0  # also once it is forgotten
+        self.key: Hashable = None  # also of an act of one order alone
 
     def once(self, act: Act) -> Prepared:
         """Return another act, for one order, that counts as this one."""
@@ -58,16 +48,9 @@ class ActTable:
         self._passing = 0  # acts for one order alone
         self.changed = False
         # For the next order, in the order of `Extras`.
-        self._forgotten: List[int] = []
-        self._forgotten_arrays: List[int] = []
-        self._forgotten_functions: List[int] = []
-        self._forgotten_variables: List[int] = []
-        self._all_forgotten = (
-            self._forgotten,
-            self._forgotten_arrays,
-            self._forgotten_functions,
-            self._forgotten_variables,
-        )
+        self._all_forgotten: Tuple[List[int], ...] = ([], [], [], [])
+        self._forgotten, self._forgotten_arrays = self._all_forgotten[:2]
+        self._forgotten_functions, self._forgotten_variables = self._all_forgotten[2:]
 
     def get(self, number: int) -> Optional[Act]:
         """Return the act of this number; None if it is forgotten."""

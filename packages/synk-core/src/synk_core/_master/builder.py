@@ -51,9 +51,27 @@ class Builder:
         """Number a function; the caller holds the lock."""
         function_id = next(self._numbers)
         self._register_variables(plain)
-        loaded = LoadedFunction(self._recipe(spec, function_id, plain))
+        number_of = self._here.registry.number_of
+        output_ops, update_ops = ops_of_parts(spec)
+        recipe = Recipe(
+            function_id=function_id,
+            name=spec.name or unnamed(function_id),
+            output_ops=output_ops,
+            update_ops=update_ops,
+            updated=tuple(number_of(target) for target, _, _ in spec.accumulated),
+            sliceable=tuple(number_of(variable) for variable in spec.sliceable),
+            row_shares=tuple(
+                number_of(variable)
+                for variable in plain.get_shared()
+                if getattr(variable.tag, "synk_row_share", False)
+            ),
+            # Without reductions there is no need to walk the graph.
+            replicated=tuple((number_of(target), op) for target, op in replicated_updates(spec))
+            if reductions_of(plain)
+            else (),
+        )
+        loaded = self._here.functions[function_id] = LoadedFunction(recipe)
         loaded.forms[PLAIN] = plain
-        self._here.functions[function_id] = loaded
         self._specs[function_id] = spec
         return function_id
 
@@ -93,24 +111,3 @@ class Builder:
     def _register_variables(self, compiled: Any) -> None:
         for variable in compiled.get_shared():
             self._here.registry.number_of(variable)
-
-    def _recipe(self, spec: FunctionSpec, function_id: int, plain: Any) -> Recipe:
-        number_of = self._here.registry.number_of
-        output_ops, update_ops = ops_of_parts(spec)
-        return Recipe(
-            function_id=function_id,
-            name=spec.name or unnamed(function_id),
-            output_ops=output_ops,
-            update_ops=update_ops,
-            updated=tuple(number_of(target) for target, _, _ in spec.accumulated),
-            sliceable=tuple(number_of(variable) for variable in spec.sliceable),
-            row_shares=tuple(
-                number_of(variable)
-                for variable in plain.get_shared()
-                if getattr(variable.tag, "synk_row_share", False)
-            ),
-            # Without reductions there is no need to walk the graph.
-            replicated=tuple((number_of(target), op) for target, op in replicated_updates(spec))
-            if reductions_of(plain)
-            else (),
-        )

@@ -29,6 +29,8 @@ NOT_ATOMIC = (
     "differ now. Use broadcast(), or fork(atomic=True).\n"
 )
 
+GATHER = "; an output with an entry for each row needs op 'gather', as in (variable, 'gather')"
+
 
 def raise_for_start(error: BaseException, ranks: Any) -> NoReturn:
     """Close the ranks (their `Lifecycle`), and raise the error for a failed start; called while
@@ -70,7 +72,8 @@ def _translate(error: Any, ranks: Any, interrupted: bool) -> None:
         failed, cause = worker_failed(error, failures, doing, "" if rank.journal.on else NOT_ATOMIC)
         raise failed from cause
     if rank.group_raised(error, synk_comm.MismatchError):
-        raise InputValueError(mismatch(doing, error)) from error
+        text = f"in {doing} the ranks' values do not fit together: {error}"
+        raise InputValueError(text + (GATHER if doing.startswith("function") else "")) from error
     if not rank.in_step:
         _end_out_of_step(error, ranks, doing)
     else:
@@ -159,16 +162,6 @@ def add_note(error: BaseException, note: str) -> None:
             error.add_note(note)
         elif error.args == (str(error),):
             error.args = (f"{error}\n{note}",)
-
-
-def mismatch(doing: str, error: synk_comm.MismatchError) -> str:
-    """Return the message for ranks' values that do not fit together."""
-    text = f"in {doing} the ranks' values do not fit together: {error}"
-    if doing.startswith("function"):
-        text += (
-            "; an output with an entry for each row needs op 'gather', as in (variable, 'gather')"
-        )
-    return text
 
 
 def _unpickled(error: Optional[bytes]) -> Optional[BaseException]:

@@ -30,7 +30,8 @@ from synk_core._wire.settings import Settings
 from synk_core._wire.world import World
 from synk_core._workers.activity import Activity
 from synk_core._workers.interrupts import LATER, Interrupts
-from synk_core._workers.pool import WorkerPool, hellos_of, start_workers, use_ranks
+from synk_core._workers.pool import WorkerPool, hellos_of, start_workers
+from synk_core._workers.processes import MpiWorker
 from synk_core.exceptions import Closed
 
 from .failures import raise_for_start, start_errors
@@ -42,18 +43,13 @@ class Lifecycle:
     """The master's rank, its workers and the group that connects them.
 
     Attributes:
-        rank: the master's.
-        lock: held while acts are staged and performed.
         closing: held by the thread that ends the runtime; others wait until it has.
         reason: why it was closed; None while it is open.
         owner: the process that has made it, and not one that was forked from that.
         joined: whether the workers have started.
-        pool: the workers' processes.
-        activity: what each rank is doing.
         wait_began: when the master's wait for workers began, by `time.perf_counter`.
         while_waiting: called now and then while the master waits for workers; given a thread, what
             it makes, and since when, while the master waits for that.
-        interrupts: handles Ctrl-C.
         before_close: called before the workers of an open runtime are stopped.
         on_end: called once, when all is over.
 
@@ -80,9 +76,11 @@ class Lifecycle:
             self._ranks = ranks
             self.lock, self.closing = OrderLock(), threading.RLock()
             self.settings, self.store, self._report = settings, store, report
-            self.before_close = self.on_end = _nothing
+            self.before_close: Callable[[], None] = lambda: None
+            self.on_end: Callable[[], None] = lambda: None
             steps = (STEPS_IN_LINE * size,)
-            times, times_ref = _zeros(store, "times", np.dtype(float), steps, "times of steps")
+            # Like the flight records, zeros: as long as nothing was written to shared memory.
+            times, times_ref = store.room(("times",), np.dtype(float), steps, "times of steps")
             self.rank.times = memoryview(times)  # type: ignore[arg-type] # NumPy 1 does not say so
             self.threads = environment.ThreadLimit(size, threads)
             environment.keep_freed_memory()
@@ -120,7 +118,7 @@ class Lifecycle:
     def _flight(self, store: DataStore, size: int, master: int) -> Tuple[Flight, ArrayRef]:
         """Make the flight records; return the master's, and where the workers find theirs."""
         words = (WORDS * size,)
-        room, ref = _zeros(store, "flight", np.dtype(np.int64), words, "the flight record")
+        room, ref = store.room(("flight",), np.dtype(np.int64), words, "the flight record")
         self.activity = Activity(room, size, master)
         return Flight(room, master), ref
 
@@ -136,13 +134,11 @@ class Lifecycle:
             }
         tag = world.next_tag()
         variables = engine.worker_variables(bool(self._ranks.devices))
-        pool = use_ranks(
-            world,
-            [
-                replace(one, tag=tag, threads=world.threads(one.rank), environment=variables)
-                for one in hellos
-            ],
-        )
+        own = [
+            replace(one, tag=tag, threads=world.threads(one.rank), environment=variables)
+            for one in hellos
+        ]
+        pool = WorkerPool([partial(MpiWorker, world, hello) for hello in own], world=world)
         world.in_use = True
         return pool
 
@@ -163,11 +159,6 @@ class Lifecycle:
         """Whether it is of no more use."""
         return self.reason is not None
 
-    @property
-    def worker_pids(self) -> Tuple[int, ...]:
-        """Process ids of the workers, in rank order without the master."""
-        return self.pool.pids
-
     def require_open(self) -> None:
         """Raise `Closed` unless the runtime is open, and this process has made it."""
         if self.reason is None and os.getpid() == self.owner:
@@ -183,13 +174,7 @@ class Lifecycle:
         )
 
     def enter(self) -> None:
-        """Prepare for an order; the first one waits for the workers' start.
-
-        Raises:
-            Closed: see `require_open`.
-            KeyboardInterrupt: one was delayed until now.
-            StartError: a worker could not start.
-        """
+        """Prepare for an order; the first one waits for the workers' start."""
         if self.reason is not None or os.getpid() != self.owner:
             self.require_open()
         LATER.at_the_next_chance()
@@ -226,12 +211,7 @@ class Lifecycle:
         self._report(f"Synkhronos: {self._ranks.noun} initialized, master rank: {self.rank.master}")
 
     def _watch(self) -> None:
-        """Called while the master waits for others.
-
-        Raises:
-            WorkerDied: one will never come.
-            KeyboardInterrupt: Ctrl-C, and some rank does not listen.
-        """
+        """Called while the master waits for others; raises if one dies or ignores Ctrl-C."""
         self.pool.check(self.activity.doing)
         if not self.joined:
             self.pool.check_start()
@@ -285,16 +265,3 @@ class Lifecycle:
         self.threads.restore()
         self._ended = True
         atexit.unregister(self.close)
-
-
-def _zeros(
-    store: DataStore, slot: str, dtype: np.dtype, shape: Tuple[int, ...], what: str
-) -> Tuple[np.ndarray, ArrayRef]:
-    """Return an array of zeros in shared memory, and where the workers find it."""
-    room, ref = store.room((slot,), dtype, shape, what)
-    room[...] = 0
-    return room, ref
-
-
-def _nothing() -> None:
-    """Do nothing."""

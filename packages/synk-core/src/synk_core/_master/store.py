@@ -37,10 +37,8 @@ _DESCRIPTORS_EACH = 8
 
 
 class DataStore:
-    """Makes `Data`, and collects the keys of those that are gone, for workers to unmap.
-
-    Args:
-        named: whether segments have names, as on several hosts; the kernel frees those without.
+    """Makes `Data`, and collects the keys of those that are gone, for workers to unmap; those that
+    are not `named` the kernel frees.
 
     Attributes:
         released: keys of `Data` that have moved, and the weak references of those that are gone,
@@ -133,7 +131,7 @@ class DataStore:
         """Stage a selection for the act at a place; return the room of its index (None without
         one), and the rows. `bounds` are those of each rank in the selection."""
         if selection.index is None or not needs_index:
-            return None, Rows(tuple(bounds), selection.step, is_regular=selection.index is None)
+            return None, Rows(tuple(bounds), selection.step)
         index = selection.index
         target, ref = self.room(("index", place), index.dtype, index.shape, "the rows of batch=")
         target[...] = index

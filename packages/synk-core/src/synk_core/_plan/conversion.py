@@ -24,9 +24,6 @@ def condition(value: Any, dtype: Any, ndim: int, force_cast: bool, what: str) ->
 
     Without `force_cast` only conversions that keep values are made: what NumPy calls "safe", and
     Python numbers or lists of them, unless a value would change.
-
-    Raises:
-        InputTypeError: wrong dtype or number of dimensions.
     """
     dtype = np.dtype(dtype)
     array = unmasked(value, what)
@@ -50,8 +47,7 @@ def condition(value: Any, dtype: Any, ndim: int, force_cast: bool, what: str) ->
                 f"{what}: got dtype {array.dtype}, which cannot be cast to {dtype}: "
                 f"{clipped(error)}; expected numbers"
             ) from None
-    has_own_dtype = hasattr(value, "dtype")
-    if not has_own_dtype and array.dtype.kind in "biuf":
+    if not hasattr(value, "dtype") and array.dtype.kind in "biuf":
         with np.errstate(over="ignore", invalid="ignore"):
             cast = array.astype(dtype)
             back = cast.astype(array.dtype)

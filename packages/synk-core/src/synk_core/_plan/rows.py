@@ -94,9 +94,6 @@ def selector(batch: Any, what: str = "batch") -> Selector:
     Args:
         batch: None (all rows), int (the first so many), slice with any step, 1-d list, range or
             array of integers, or a boolean mask.
-
-    Raises:
-        InputValueError: if it is of no such kind.
     """
     if batch is None:
         return slice(None)
@@ -205,11 +202,8 @@ def require_own_row(
 
 
 def select(batch: Any, length: int, what: str = "batch") -> Selection:
-    """Convert a choice of rows (see `selector`) into a Selection of ``range(length)``.
-
-    Raises:
-        BatchError: it asks for rows that are not there (slices are not clipped silently).
-    """
+    """Convert a choice of rows (see `selector`) into a Selection of ``range(length)``; raise
+    BatchError for rows that are not there (slices are not clipped silently)."""
     return _selection(selector(batch, what), length, what)
 
 
@@ -335,11 +329,8 @@ def _select_of_minibatches(chosen: Selector, rows: int) -> Selection:
 
 
 def selectors_for(batch_s: Any, size: int) -> Tuple[Selector, ...]:
-    """Return a selector for each rank, from `batch_s`; () for all rows everywhere.
-
-    Args:
-        batch_s: None, one choice of rows for all ranks, or a list of them, one per rank.
-    """
+    """Return a selector for each rank; () for all rows everywhere. `batch_s` is None, one choice of
+    rows for all ranks, or a list of them, one per rank."""
     if batch_s is None:
         return ()
     per_rank = isinstance(batch_s, (list, tuple)) and any(
@@ -358,8 +349,7 @@ def selectors_for(batch_s: Any, size: int) -> Tuple[Selector, ...]:
 def written(chosen: Selector) -> np.ndarray:
     """Return a selector as an array: a slice's start, stop and step, or the vector itself."""
     if isinstance(chosen, slice):
-        fields = (chosen.start, chosen.stop, chosen.step)
-        return np.array([_NONE if bound is None else bound for bound in fields], np.int64)
+        return np.array([_NONE if b is None else b for b in _bounds(chosen)], np.int64)
     return chosen
 
 

@@ -33,7 +33,7 @@ from synk_core.exceptions import InputValueError, SynkError
 
 from .collectives import PreparedCollective
 from .functions import LoadedFunction
-from .in_graph import reductions_in
+from .in_graph import GraphReductions
 from .inputs import CallInputs
 from .outputs import Accumulator, collect, collect_on_device, reduce_to
 from .overlap import OverlappedAverage
@@ -113,7 +113,9 @@ class PreparedCall:
         self._loaded = loaded
         self._function = loaded.forms[call.form]
         nodes = loaded.reductions(call.form)
-        self._reductions = reductions_in(nodes, loaded.recipe.replicated, here)
+        self._reductions: Optional[GraphReductions] = None
+        if nodes and here.size > 1:
+            self._reductions = GraphReductions(nodes, loaded.recipe.replicated, here)
         self._inputs = CallInputs(here, call, loaded, self._function)
         self._selectors = [(arrays.get(s.array), s.is_slice) for s in call.selectors]
         self._bounds = ((0, 0),) * comm.size if call.rows is None else call.rows.bounds
@@ -166,12 +168,8 @@ class PreparedCall:
         self._changed += [registry[n].container.storage for n in recipe.row_shares]
 
     def plan_overlap(self, following: Any) -> Optional[OverlappedAverage]:
-        """Return what averages a variable that this call computes while it computes others.
-
-        Args:
-            following: the act that comes next in this order, which is to do just that; or another
-                one, or None: then nothing overlaps.
-        """
+        """Return what averages a variable that this call computes while it computes others; None
+        unless the act that comes next in this order is to do just that."""
         here, loaded, form = self._here, self._loaded, self._call.form
         averages = following.averages if isinstance(following, PreparedCollective) else None
         # All ranks see this alike.
@@ -191,14 +189,9 @@ class PreparedCall:
 
     def __call__(self, origin: int, place: int) -> Optional[CallResult]:
         """Do this rank's part, updates included. Blocks until all ranks have done theirs, if
-        there is anything to collect now.
+        there is anything to collect now. Return the outputs; None where nothing is to collect.
 
-        Args:
-            origin: the lowest row of the selection.
-            place: in `times`, where there is room.
-
-        Returns:
-            On the master the outputs; elsewhere None if nothing is left to collect.
+        `origin` is the lowest row of the selection, `place` is in `times`, where there is room.
         """
         here, counts = self._here, self._counts
         rank, flight = here.rank, here.flight
@@ -394,6 +387,7 @@ class PreparedCall:
         sliced = accumulates or len(pieces) > 1
         first = self._bounds[rank][0]
         recipe = self._loaded.recipe
+        wanted, n_outputs = self._call.outputs, len(recipe.output_ops)
         ops = [*self._ops, *(recipe.update_ops if accumulates else ())] if sliced else []
         accumulators = [Accumulator(op, self.doing) for op in ops]
         values: List[Any] = []
@@ -403,7 +397,12 @@ class PreparedCall:
                 self._here.flight.enter(in_slice(_COPY, self._piece))
                 self._here.flight.raise_if_interrupted(self._here.serial)
                 self._set_row_share((stop - start) / total if total else 1.0)
-                values = self._execute(origin, first, start, stop, selection)
+                arguments = self._inputs.take(origin, first + start, first + stop)
+                arguments += selecting(self._call.form.select, selection, start, stop)
+                values = self._run(self._careful, arguments, first + start)
+                # Not every linker takes output_subset, and updates have to run whatever is wanted.
+                if wanted is not None:
+                    values = [values[i] for i in wanted] + values[n_outputs:]
                 for accumulator, value in zip(accumulators, values):
                     # The one piece of a call without rows counts whole.
                     accumulator.add(value, stop - start or 1)
@@ -413,10 +412,10 @@ class PreparedCall:
         if not sliced:
             return values
         results = [accumulator.result() for accumulator in accumulators]
-        n_outputs = len(self._ops)
-        for number, value in zip(recipe.updated, results[n_outputs:]):
+        n_wanted = len(self._ops)
+        for number, value in zip(recipe.updated, results[n_wanted:]):
             store(self._here.registry[number], value)
-        return results[:n_outputs]
+        return results[:n_wanted]
 
     def _compute_without_rows(
         self, origin: int, counts: Sequence[int], selection: Optional[Selection]
@@ -447,18 +446,6 @@ class PreparedCall:
         for number in self._loaded.recipe.row_shares:
             variable = self._here.registry[number]
             store(variable, np.asarray(share, dtype=variable.dtype))
-
-    def _execute(
-        self, origin: int, first: int, start: int, stop: int, selection: Optional[Selection]
-    ) -> List[Any]:
-        arguments = self._inputs.take(origin, first + start, first + stop)
-        arguments += selecting(self._call.form.select, selection, start, stop)
-        results = self._run(self._careful, arguments, first + start)
-        if self._call.outputs is None:
-            return results
-        # Not every linker takes output_subset, and updates have to run whatever is wanted.
-        n_outputs = len(self._loaded.recipe.output_ops)
-        return [results[i] for i in self._call.outputs] + results[n_outputs:]
 
 
 class PreparedPrefetch:

@@ -24,6 +24,7 @@ from synk_core._graph.values import (
     is_plain,
     on_host,
 )
+from synk_core._plan.collectives import COLLECTIVES
 from synk_core._wire.flight import KINDS, Phase
 from synk_core._wire.messages import ArrayRef, Collective, Rows
 from synk_core.exceptions import InputValueError
@@ -57,10 +58,6 @@ class ActVariables:
 
         All are on the default device if all variables are and the communicator takes them there;
         else all are in host memory, copied where necessary. All ranks choose alike.
-
-        Args:
-            through_host: use host memory in any case.
-            reducible: they are to be reduced.
         """
         values = self.now
         device = self._here.device
@@ -88,11 +85,8 @@ class ActVariables:
             self._store(i, bring(array) if stays else np.array(array))
 
     def store(self, values: Iterable[Any], alike: bool = False) -> None:
-        """Store new values; the journal keeps the old ones.
-
-        Args:
-            alike: they have the shapes and dtypes of the old ones.
-        """
+        """Store new values, `alike` if with the shapes and dtypes of the old ones; the journal
+        keeps these."""
         for i, value in enumerate(values):
             self._store(i, value, alike)
 
@@ -177,10 +171,8 @@ def broadcast(
     forms: Optional[Sequence[Tuple[Tuple[int, ...], str]]],
     through_host: bool = False,
 ) -> None:
-    """Copy the master's values to all ranks; their (shape, dtype) are `forms`.
-
-    Without `forms` the master broadcasts these first.
-    """
+    """Copy the master's values to all ranks; their (shape, dtype) are `forms`, which the master
+    broadcasts first if they are None."""
     if values is not None:
         variables.put(here.arrays.get(ref) for ref in values)
         return
@@ -312,13 +304,8 @@ def all_reduce(
     weights_of: Optional[int] = None,
     through_host: bool = False,
 ) -> None:
-    """Replace every rank's value by the reduction of all ranks' values.
-
-    Args:
-        weights: by rank; None for equal ones.
-        weights_of: the number of a function that the same step has called before: its rows are
-            the weights.
-    """
+    """Replace every rank's value by the reduction of all ranks' values; weights (None: equal ones)
+    are the rows of the function `weights_of`, if the same step has called one before."""
     if weights_of is not None:
         loaded = here.functions[weights_of]
         weights = loaded.counts
@@ -377,18 +364,4 @@ def _listed(result: Any, variables: ActVariables) -> List[Any]:
     return [array_of(result)] if variables.is_one else result
 
 
-PERFORMERS: Dict[str, Callable[..., Any]] = {
-    function.__name__: function
-    for function in (
-        broadcast,
-        scatter,
-        set_value,
-        get_value,
-        gather,
-        all_gather,
-        reduce,
-        all_reduce,
-        get_shapes,
-        reseed,
-    )
-}
+PERFORMERS: Dict[str, Callable[..., Any]] = {kind: globals()[kind] for kind in COLLECTIVES}

@@ -29,7 +29,6 @@ class GraphReductions:
     """The reductions inside one form of a function, on one rank.
 
     Args:
-        nodes: the form's reductions, in order.
         replicated: numbers of the variables whose new value is the same on all ranks, computed
             from reductions and from equal values alone; each with its op over slices.
 
@@ -126,13 +125,6 @@ class GraphReductions:
             # From a rank that took part in every round.
             self._comm.broadcast(value, root=int(np.argmax(self._counts)))
         store(variable, value)
-
-
-def reductions_in(
-    nodes: Sequence[Any], replicated: Sequence[Tuple[int, str]], here: Workplace
-) -> Optional[GraphReductions]:
-    """Return what performs these reductions; None if there is nothing to reduce."""
-    return GraphReductions(nodes, replicated, here) if nodes and here.size > 1 else None
 
 
 def rounds_of(counts: Sequence[int], num_slices: int) -> Rounds:

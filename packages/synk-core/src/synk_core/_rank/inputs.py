@@ -16,9 +16,6 @@ from .workplace import Workplace
 class CallInputs:
     """Takes the rows of a call, again and again.
 
-    Args:
-        function: the compiled form that gets them.
-
     Attributes:
         scattered: the arrays of which rows are taken, and how.
         broadcast: arrays that are taken whole.
@@ -50,12 +47,7 @@ class CallInputs:
 
     def take(self, origin: int, start: int, stop: int, turn: int = 0) -> List[np.ndarray]:
         """Return the arguments for rows ``start:stop`` of the selection: views, or copies in
-        buffers that are reused from call to call.
-
-        Args:
-            origin: the lowest row of the selection.
-            turn: which buffers to use.
-        """
+        buffers of this `turn` that are reused from call to call; `origin` is its lowest row."""
         arguments = []
         for position, (array, item) in enumerate(self.scattered):
             every = np.moveaxis(array, item.axis, 0) if item.axis else array

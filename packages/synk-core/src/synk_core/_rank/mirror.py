@@ -22,16 +22,8 @@ PIECE_NBYTES = 1 << 26
 
 
 class Mirror:
-    """One rank's part in sending rows between hosts.
-
-    Args:
-        master: the rank that sends, on node 0.
-        nodes: the number of each rank's node.
-        arrays: of this rank; on other nodes they map the copies from now on.
-
-    Attributes:
-        source: in the master, returns the memory of a `Data`, as bytes, by its key.
-    """
+    """One rank's part in sending rows from the master, on node 0, to others, whose `arrays` map the
+    copies from now on. In the master, `source` returns a `Data`'s memory, as bytes, by its key."""
 
     def __init__(
         self, rank: int, master: int, nodes: Sequence[int], host: str, arrays: ArrayCache
@@ -75,12 +67,8 @@ class Mirror:
         return np.ndarray(handle.shape, handle.dtype, part)
 
     def take_in(self, extras: Extras) -> None:
-        """Send or receive the rows of an order; block until this host has its own.
-
-        Raises:
-            SharedMemoryFull: this host has no room for a copy; nothing was sent.
-            synk_comm.PeerDeclined: another host has none.
-        """
+        """Send or receive the rows of an order; block until this host has its own. Nothing is sent
+        if some host has no room for a copy: there SharedMemoryFull is raised."""
         if extras.mirrors:
             if self._node:
                 self._make(extras.mirrors)

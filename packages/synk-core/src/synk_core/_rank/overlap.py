@@ -21,11 +21,7 @@ from .workplace import Workplace
 class OverlappedAverage:
     """The average of one variable's new value, in the calls of one form of a function, on one rank.
 
-    It is an `Aim` of the parts.
-
-    Args:
-        function: reports the parts.
-        number: of the variable.
+    It is an `Aim` of the parts, which `function` reports.
 
     Attributes:
         vector: to which the ranks' average comes.
@@ -84,10 +80,7 @@ class OverlappedAverage:
         """Run the function, and average the variable.
 
         Does just the former while the sizes of the parts are not known. Blocks until all ranks have
-        come here.
-
-        Args:
-            function: this object's, or what computes the same.
+        come here. The function is this object's, or computes the same.
         """
         pieces = self.parts.pieces
         if not pieces or self._learned != self._here.undone:

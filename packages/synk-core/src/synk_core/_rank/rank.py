@@ -53,7 +53,7 @@ _PREPARED: Dict[type, Callable[[Workplace, Any], Any]] = {
 """Makes what performs an act, called with (origin, place); None ends the rank."""
 
 Enter = Callable[..., synk_comm.Communicator]
-"""Enters a group; takes `timeout_s` and `watch`."""
+"""Enters a group, and returns its communicator; takes `timeout_s` and `watch`."""
 
 REASON_LIMIT = 1000
 """Characters of a reason that peers get; tracebacks go to the master alone."""
@@ -91,11 +91,7 @@ class Rank(Workplace):
         return ours and not isinstance(error, cuda.CudaError)
 
     def join(self, enter: Optional[Enter], timeout_s: float, watch: Callable[[], None]) -> None:
-        """Meet the other ranks. Blocks until all are there; alone, nothing is needed.
-
-        Args:
-            enter: returns this rank's communicator; None for a rank without others.
-        """
+        """Meet the other ranks. Blocks until all are there; alone, nothing is needed."""
         if enter is None:
             (self.comm,) = self._groups = synk_comm.local_group(1)
         else:
@@ -114,19 +110,12 @@ class Rank(Workplace):
         began: Optional[float] = None,
         timeout_s: Optional[float] = None,
     ) -> Optional[List[Any]]:
-        """Do this rank's part of an order. Blocks until all ranks have done theirs.
+        """Do this rank's part of an order. Blocks until all ranks have done theirs; return on the
+        master the result of each act, elsewhere None after an order to stop.
 
-        Args:
-            order: given by the master; None on the other ranks, which wait for it here.
-            began: when the master began to prepare it, by `time.perf_counter`.
-            timeout_s: of the master's giving it, see `OrderLine.give`.
-
-        Returns:
-            On the master the result of each act; elsewhere None after an order to stop.
-
-        Raises:
-            synk_comm.PeerDeclined: another rank failed; this one has left the order.
-            Exception: this rank failed, and its peers have left the order.
+        The master gives it (see `OrderLine.give`), and `began` to prepare it then, by
+        `time.perf_counter`; the others wait for it here. If it raises synk_comm.PeerDeclined,
+        another rank has failed, and this one has left the order; else its peers have.
         """
         # Pessimistic: after an interrupt in between, the ranks may have lost each other.
         self.in_step, self.doing = False, ""
@@ -217,18 +206,14 @@ class Rank(Workplace):
 
     def _collected(self, results: List[Any], steps: List[Step]) -> List[Any]:
         """Return the results, with what calls have left to be collected in the end."""
-        results = self._fetched(results, Phase.DEVICE)
+        self.flight.enter(Phase.DEVICE)
+        results = self.device.fetch(results)
         self.flight.enter(Phase.REDUCE)
         for i, result in enumerate(results):
             if _is_incomplete(result):
                 self.doing = self.acts[steps[i].number].doing
                 results[i] = result.collected(self.comm, self.master)
         return results
-
-    def _fetched(self, results: List[Any], phase: Phase) -> List[Any]:
-        """Return the results in host memory; waits for the device."""
-        self.flight.enter(phase)
-        return self.device.fetch(results)
 
     def _undo_last(self) -> None:
         """Undo the order that this rank has done, as the others do."""
@@ -243,7 +228,8 @@ class Rank(Workplace):
             self.comm.barrier()
         if self.rank == self.master:
             if self.device.is_gpu:
-                results = self._fetched(results, _END)
+                self.flight.enter(_END)
+                results = self.device.fetch(results)
             self.flight.enter(_IDLE)
         self.in_step = True
         return results

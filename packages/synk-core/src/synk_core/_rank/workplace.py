@@ -35,11 +35,8 @@ class NotJoined:
 
 
 class Workplace:
-    """A rank's communicator, shared variables, functions and mapped arrays.
-
-    Args:
-        flight: where to record phases and acts; None for a place that no other process sees.
-        threads: for reading rows; 0 for this rank's share of the machine's cores.
+    """A rank's communicator, shared variables, functions and mapped arrays, which so many `threads`
+    read; 0 for this rank's share of the machine's cores.
 
     Attributes:
         world: of a launcher's ranks, or None.

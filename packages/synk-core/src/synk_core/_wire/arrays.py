@@ -38,15 +38,8 @@ def may_be_opened() -> bool:
 
 def new_array(size: int, dtype: np.dtype, what: str, named: bool = True) -> np.ndarray:
     """Return a flat array of zeros in shared memory: in /dev/shm, or in a file in memory without a
-    name, if /dev/shm has no room (containers give it 64 MB).
-
-    Args:
-        what: its purpose, in words.
-        named: if False, it has no name if possible: the kernel frees it with this process.
-
-    Raises:
-        SharedMemoryFull: there is room for neither.
-    """
+    name, if /dev/shm has no room (containers give it 64 MB). Not `named`, it has no name if
+    possible: the kernel frees it with this process. `what` is its purpose, in words."""
     refused: Dict[str, Any] = {}
     for place in ("shm", "memfd") if named else ("memfd", "shm"):
         try:

@@ -80,12 +80,8 @@ class ActRecord(NamedTuple):
 
 
 class Flight:
-    """One rank's block, of a vector with `WORDS` int64 for each rank.
-
-    Attributes:
-        enter: records the phase that begins, a `Phase` or `in_slice`.
-        recorder: gets each phase and act, while spans are recorded.
-    """
+    """One rank's block, of a vector with `WORDS` int64 for each rank; `enter` records the phase,
+    a `Phase` or `in_slice`, that begins."""
 
     def __init__(self, room: Any, rank: int) -> None:
         self._words: Any = memoryview(room)[rank * WORDS : (rank + 1) * WORDS]

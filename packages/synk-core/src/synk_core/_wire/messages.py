@@ -75,14 +75,11 @@ class Rows:
     ``bounds[rank]`` is a range of the selection. Row i of the selection is row ``index[i]`` of
     the data. Without an index it follows from `step` and the order's origin, the lowest row of the
     selection, which can change from call to call.
-
-    Without `is_regular` there is an index that no rank needs: all arrays hold the selected rows.
     """
 
     bounds: Tuple[Bounds, ...]
     step: int = 1
     index: Optional[ArrayRef] = None
-    is_regular: bool = True
 
     @property
     def counts(self) -> Tuple[int, ...]:

@@ -42,9 +42,6 @@ class Settings:
         profile: whether each worker writes a profile.
         at_start: acts (`Own`) that every rank performs when it starts.
         seed: of the workers' global generators, with their rank.
-
-    Raises:
-        InputValueError: one is out of range, or the environment's default is.
     """
 
     backend: str = "shm"
@@ -79,11 +76,7 @@ class Settings:
 
 
 def checked_policy(graphs: Union[str, bool]) -> str:
-    """Return a policy, "never" for False, and that of the environment for "auto".
-
-    Raises:
-        InputValueError: it is no policy, or the environment's is none.
-    """
+    """Return a policy, "never" for False, and that of the environment for "auto"."""
     if graphs is False:
         return "never"
     if not isinstance(graphs, str) or graphs not in POLICIES:
@@ -98,12 +91,8 @@ def checked_policy(graphs: Union[str, bool]) -> str:
 
 
 def checked_precision(precision: Any) -> str:
-    """Return a precision, for "default" that of the environment, in our variable or NVIDIA's.
-
-    Raises:
-        InputValueError: it is no precision, the environment's is none, or the two exclude each
-            other.
-    """
+    """Return a precision, for "default" that of the environment, in our variable or NVIDIA's; raise
+    if the two exclude each other."""
     if not isinstance(precision, str) or precision not in PRECISIONS:
         raise InputValueError(
             f"precision: got {shown(precision)}, expected 'default', 'float32' or 'tf32'"

@@ -57,15 +57,8 @@ class RowSource:
         return self.dtype, self.shape
 
     def read(self, chosen: Selection, target: np.ndarray) -> None:
-        """Read rows into `target`, in the order of the selection. Blocks until they are read.
-
-        Args:
-            target: shape ``(count, *shape[1:])``; their dtype is converted as in an assignment.
-
-        Raises:
-            InputTypeError: the value does not return as many rows.
-            What the value raises.
-        """
+        """Read rows into `target`, in the order of the selection; their dtype is converted as in an
+        assignment. Blocks until they are read."""
         if isinstance(self._value, np.ndarray):
             copy_rows(np.asarray(self._value), chosen.rows, target)
         elif not chosen.count:

@@ -15,12 +15,7 @@ _WAITING = (Phase.IDLE, Phase.REDUCE, Phase.COLLECTIVE, Phase.END, Phase.FAIL)
 
 class Activity:
     """Reads the phase and the last acts of every rank, also of a dead one, from the memory of
-    `Flight`.
-
-    Attributes:
-        functions: functions by number, for their names.
-        elsewhere: host names of the ranks whose records are not in this host's memory.
-    """
+    `Flight`; `elsewhere` are the hosts of ranks whose records are not in this one's memory."""
 
     def __init__(self, room: np.ndarray, size: int, master: int) -> None:
         self.flights = [Flight(room, rank) for rank in range(size)]

@@ -73,14 +73,9 @@ def start(launcher: int, rank: int) -> Callable[[], None]:
 
 
 def watch(line: int, rank: int, ended: int, launcher: int, name: str) -> None:
-    """Wait until the launcher closes its connection, at MPI_Finalize, or the rank ends; if the rank
-    ends first, order the launcher to end the job.
-
-    Args:
-        line: the rank writes to it when it is about to end.
-        rank: the pid of the rank, this process's parent.
-        ended: its pidfd, or -1.
-    """
+    """Wait until the launcher closes its connection, at MPI_Finalize, or the rank, this process's
+    parent, ends; if that is first, order the launcher to end the job. The rank writes to `line`
+    when it is about to end; `ended` is its pidfd, or -1."""
     waiting = select.poll()
     waiting.register(launcher, select.POLLRDHUP)
     if ended >= 0:

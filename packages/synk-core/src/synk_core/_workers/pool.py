@@ -53,13 +53,8 @@ _NAP_S = 2e-3
 
 
 class WorkerPool:
-    """All workers of a runtime.
-
-    Args:
-        starts: each makes a worker, in rank order without the master.
-        folder: to be removed if this process is killed while they start; None for none.
-        world: the ranks of a launcher, if they are the workers.
-    """
+    """All workers of a runtime, which `starts` make in rank order without the master; `folder` is
+    removed if this process is killed while they start."""
 
     def __init__(
         self,
@@ -97,15 +92,8 @@ class WorkerPool:
     def wait_ready(
         self, timeout_s: float = START_TIMEOUT_S, tick: Callable[[], None] = lambda: None
     ) -> None:
-        """Wait until every worker is ready.
-
-        Args:
-            tick: called every few milliseconds; an exception from it ends the wait.
-
-        Raises:
-            WorkerDied: one was killed by a signal.
-            StartError: one could not start; the message names rank, cause and cure.
-        """
+        """Wait until every worker is ready, or raise the error of one that could not start; `tick`
+        is called every few milliseconds, and may raise."""
         deadline = time.monotonic() + timeout_s
         while late := [worker.rank for worker in self._workers if not worker.is_ready]:
             if time.monotonic() > deadline:
@@ -140,12 +128,8 @@ class WorkerPool:
         self.require_started(failed)
 
     def require_started(self, failed: Sequence[Failure]) -> None:
-        """Return if every worker has started or still may.
-
-        Raises:
-            WorkerDied: one was killed by a signal.
-            StartError: one has reported a failure, or has ended.
-        """
+        """Return if every worker has started or still may; raise WorkerDied if one was killed by a
+        signal, else StartError."""
         gone = self._first_gone()
         died = None if gone is None else self._error_of(gone, "in its start")
         if died is not None and died.signal is not None:
@@ -169,14 +153,8 @@ class WorkerPool:
                 raise self._error_of(worker, doing) from None
 
     def check(self, doing: Union[str, Callable[[int], str]]) -> None:
-        """Return at once if all workers are alive, as far as it shows here.
-
-        Args:
-            doing: the runtime's activity in words, or a function that returns that of a rank.
-
-        Raises:
-            WorkerDied: one has ended; among several, the error names one killed by a signal.
-        """
+        """Return at once if all workers are alive, as far as it shows here; else raise WorkerDied,
+        with the activity of the runtime, or of the rank, in words."""
         gone = self._first_gone()
         if gone is not None:
             raise self._error_of(gone, doing(gone.rank) if callable(doing) else doing)
@@ -328,25 +306,14 @@ def start_workers(
     on_device: bool,
     group: Optional[synk_comm.Group],
 ) -> WorkerPool:
-    """Start a process of this machine for each worker; return while they start.
-
-    Args:
-        group: for them to join; None if there are no workers.
-
-    Raises:
-        StartError: a process could not be started; the others are ended.
-    """
+    """Start a process of this machine for each worker; return while they start. All are ended if
+    one could not be started. Without workers there is no group."""
     if group is None:
         return WorkerPool()
     variables = environment.worker_environment(len(hellos) + 1, on_device)
     tickets = [replace(one, ticket=group.ticket(one.rank)) for one in hellos]
     starts = [partial(Worker, hello, variables, group.fds) for hello in tickets]
     return WorkerPool(starts, group.folder)
-
-
-def use_ranks(world: World, hellos: Sequence[Hello]) -> WorkerPool:
-    """Return the other ranks of the world as the workers of one runtime."""
-    return WorkerPool([partial(MpiWorker, world, hello) for hello in hellos], world=world)
 
 
 def _guard(folder: str) -> subprocess.Popen[bytes]:

@@ -192,12 +192,8 @@ def _prepare(hello: Hello, world: Optional[World], far: Optional[MpiChannel]) ->
 
 
 def _obey(rank: Any, channel: AnyChannel) -> bool:
-    """Perform the next order; return False if it was `Stop`.
-
-    Raises:
-        PeerLost, AbortedError: the ranks have lost each other.
-        ChannelClosed: the master is gone, or this rank is out of step.
-    """
+    """Perform the next order; return False if it was `Stop`. Raises PeerLost or AbortedError if the
+    ranks have lost each other, ChannelClosed if the master is gone or this one is out of step."""
     import synk_comm
 
     try:
