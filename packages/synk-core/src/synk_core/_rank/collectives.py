@@ -24,7 +24,6 @@ from synk_core._graph.values import (
     is_plain,
     on_host,
 )
-from synk_core._plan.collectives import COLLECTIVES
 from synk_core._wire.flight import KINDS, Phase
 from synk_core._wire.messages import ArrayRef, Collective, Rows
 from synk_core.exceptions import InputValueError
@@ -364,4 +363,18 @@ def _listed(result: Any, variables: ActVariables) -> List[Any]:
     return [array_of(result)] if variables.is_one else result
 
 
-PERFORMERS: Dict[str, Callable[..., Any]] = {kind: globals()[kind] for kind in COLLECTIVES}
+PERFORMERS: Dict[str, Callable[..., Any]] = {
+    function.__name__: function
+    for function in (
+        broadcast,
+        scatter,
+        set_value,
+        get_value,
+        gather,
+        all_gather,
+        reduce,
+        all_reduce,
+        get_shapes,
+        reseed,
+    )
+}

@@ -110,12 +110,19 @@ class Rank(Workplace):
         began: Optional[float] = None,
         timeout_s: Optional[float] = None,
     ) -> Optional[List[Any]]:
-        """Do this rank's part of an order. Blocks until all ranks have done theirs; return on the
-        master the result of each act, elsewhere None after an order to stop.
+        """Do this rank's part of an order. Blocks until all ranks have done theirs.
 
-        The master gives it (see `OrderLine.give`), and `began` to prepare it then, by
-        `time.perf_counter`; the others wait for it here. If it raises synk_comm.PeerDeclined,
-        another rank has failed, and this one has left the order; else its peers have.
+        Args:
+            order: given by the master; None on the other ranks, which wait for it here.
+            began: when the master began to prepare it, by `time.perf_counter`.
+            timeout_s: of the master's giving it, see `OrderLine.give`.
+
+        Returns:
+            On the master the result of each act; elsewhere None after an order to stop.
+
+        Raises:
+            synk_comm.PeerDeclined: another rank failed; this one has left the order.
+            Exception: this rank failed, and its peers have left the order.
         """
         # Pessimistic: after an interrupt in between, the ranks may have lost each other.
         self.in_step, self.doing = False, ""
