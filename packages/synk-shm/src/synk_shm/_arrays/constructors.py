@@ -235,20 +235,16 @@ def _map_new(fd: int, plan: headers.Header, name: str, data: Bytes | None) -> Ma
     is_small = data is None and stop < LARGE
     if not is_small or plan.length != stop or not posix.CAN_ALLOCATE:
         os.ftruncate(fd, plan.length)  # else allocating sets the size, too
-    if is_small:
-        allocate(fd, 0, stop)
-    elif data is not None and stop < WORTH_THREADS and posix.write(fd, offset, data.data):
-        allocate(fd, 0, offset)
-    else:
-        allocate(fd, 0, offset)  # the header's page: data of this size begin on another one
-        mapping = map_memory(fd, plan.length, name)
+    allocate(fd, 0, stop if is_small else offset)  # large data begin on another page
+    is_there = data is not None and stop < WORTH_THREADS and posix.write(fd, offset, data.data)
+    mapping = map_memory(fd, plan.length, name)
+    if not (is_small or is_there):
         memory = np.frombuffer(mapping, np.uint8)
         if not populate(memory, offset, stop, data):
             allocate(fd, offset, stop)
             if data is not None:
                 memory[offset:stop] = data
-        return mapping
-    return map_memory(fd, plan.length, name)
+    return mapping
 
 
 def check_length(length: Any) -> int:

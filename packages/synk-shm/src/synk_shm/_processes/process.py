@@ -30,25 +30,19 @@ class _Membership:
 
 
 class ProcessState:
-    """The families this process belongs to, and the names it owns.
-
-    Attributes:
-        home: the family of this process, once `ready` has been called.
-        mapped: the `Segment`s by nonce and read-only flag, for a second attach, and for their
-            names at exit. No weak references: late in the exit Python calls no finalizers, while
-            threads of multiprocessing's queues still drop arrays.
-        at_first: called when the process gets its first segment.
-    """
+    """The families this process belongs to, and the names it owns."""
 
     def __init__(self) -> None:
-        self.home = ""
+        self.home = ""  # its family, once it is armed
+        # The `Segment`s by nonce and read-only flag, for a second attach, and for their names at
+        # exit. No weak references: late in the exit Python calls no finalizers, while threads of
+        # multiprocessing's queues still drop arrays.
         self.mapped: dict[tuple[bytes, bool], Any] = {}
-        self.at_first: Callable[[], None] = lambda: None
+        self.at_first: Callable[[], None] = lambda: None  # called before the first segment
         self._memberships: dict[str, _Membership] = {}
         self._leaving: collections.deque[str] = collections.deque()
         self._lock = threading.Lock()
         self._arming = threading.Lock()
-        self._armed = False
         self._ended = False
         self._inherits = False
         self._find_parent: Callable[[], Any] = lambda: None
@@ -63,7 +57,7 @@ class ProcessState:
         """
         if time.monotonic() >= self._check_at or os.geteuid() != self._user:
             with self._arming:
-                if not self._armed:
+                if not self.home:
                     self._arm(named)
                 if named:
                     self._hold_home()
@@ -74,13 +68,12 @@ class ProcessState:
         from multiprocessing import parent_process, util
 
         self._find_parent = parent_process  # nothing can be imported late in the exit
-        self.home = families.home_family()
         self.at_first()
         os.register_at_fork(after_in_child=self._after_fork)
         # multiprocessing forgets finalizers in its forked children, then calls these.
         util.register_after_fork(self, ProcessState._finalize_at_exit)
         self._finalize_at_exit()
-        self._armed = True
+        self.home = families.home_family()
         # In a handler of atexit: Python does not call finalizers registered now.
         self._ended = not threading.main_thread().is_alive()
         with contextlib.suppress(OSError):  # no directory, or a file of another program fails
@@ -122,7 +115,7 @@ class ProcessState:
 
     def belongs_to(self, family: str) -> bool:
         """Return whether this process keeps that family alive as one of its own members."""
-        return self._armed and family == self.home and family in self._memberships
+        return family == self.home and family in self._memberships
 
     def sending(self) -> None:
         """Grant the grace of README.md for a message to a process that holds no lock yet."""

@@ -39,7 +39,6 @@ _BLANK = bytes(len(_MAGIC))
 _VERSION = 1
 _FIXED_AT = len(_MAGIC) + NONCE_BYTES
 _FIXED = struct.Struct("=II8sQQQII")
-_LENGTHS = struct.Struct("=II")  # the end of it
 SHAPE_AT = _FIXED_AT + _FIXED.size
 _PEEK = 256
 _FAMILY = re.compile("[0-9a-f]{8}")  # it becomes a part of a path
@@ -103,8 +102,8 @@ def write(buffer: Any, packed: bytes, nonce: bytes) -> None:
     buffer[: len(_MAGIC)] = _MAGIC
 
 
-def _size(ndim: int, text_length: int) -> int:
-    return SHAPE_AT + 8 * ndim + text_length
+def _size(ndim: int, n_text: int) -> int:
+    return SHAPE_AT + 8 * ndim + n_text
 
 
 def read_header(fd: int, size: int, name: str) -> tuple[Header, bytes] | None:
@@ -119,8 +118,8 @@ def read_header(fd: int, size: int, name: str) -> tuple[Header, bytes] | None:
     try:
         if magic != _MAGIC:
             raise ValueError("it does not begin with synk_shm's magic number")
-        ndim, text_length = _LENGTHS.unpack_from(start, SHAPE_AT - _LENGTHS.size)
-        end = _size(min(ndim, dtypes.MAX_DIMENSIONS), min(text_length, dtypes.MAX_TEXT))
+        ndim, n_text = _FIXED.unpack_from(start, _FIXED_AT)[-2:]
+        end = _size(min(ndim, dtypes.MAX_DIMENSIONS), min(n_text, dtypes.MAX_TEXT))
         if end > len(start):
             start = posix.read_start(fd, size, end)
         # A structured dtype is made again each time, because callers can change its names.
@@ -134,14 +133,12 @@ def read_header(fd: int, size: int, name: str) -> tuple[Header, bytes] | None:
 @functools.lru_cache(maxsize=256)
 def _read(packed: bytes, size: int) -> Header:
     """Return the header, given its bytes after the nonce; ValueError if it contradicts itself."""
-    version, flags, family, offset, capacity, reserved, ndim, text_length = _FIXED.unpack_from(
-        packed
-    )
+    version, flags, family, offset, capacity, reserved, ndim, n_text = _FIXED.unpack_from(packed)
     if version != _VERSION:
         raise ValueError(f"it has version {version} of the layout, this is version {_VERSION}")
-    if ndim > dtypes.MAX_DIMENSIONS or text_length > dtypes.MAX_TEXT or flags & ~_FORTRAN:
-        raise ValueError(f"{ndim} dimensions, {text_length} bytes of dtype, flags {flags:#x}")
-    end = _size(ndim, text_length)
+    if ndim > dtypes.MAX_DIMENSIONS or n_text > dtypes.MAX_TEXT or flags & ~_FORTRAN:
+        raise ValueError(f"{ndim} dimensions, {n_text} bytes of dtype, flags {flags:#x}")
+    end = _size(ndim, n_text)
     if end > _FIXED_AT + len(packed) or end > offset or offset % _ALIGN:
         raise ValueError(f"its data begin at byte {offset} and its header ends at {end}")
     if offset + capacity > size or reserved > capacity:
