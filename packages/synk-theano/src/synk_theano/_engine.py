@@ -82,18 +82,15 @@ def worker_variables(on_device: bool) -> Dict[str, str]:
     With `on_device` the worker initializes a device of its own later, not that of the user's flags.
     """
     flags = [os.environ.get(FLAGS, "")]
-    if on_device or _lacks_its_device():
+    # Whether flags name a GPU that Theano has already reported as unusable.
+    named = str(library.config.device).startswith(("cuda", "opencl"))
+    lacks_it = named and getattr(getattr(library, "gpuarray", None), "pygpu", None) is None
+    if on_device or lacks_it:
         flags.append(_NO_DEVICE)
     if not hasattr(vm, "CVM"):  # Theano was imported here without a compiler
         flags.append("cxx=")
     # Theano's mark for forks of a process that uses a GPU: workers are no forks.
     return {FLAGS: ",".join(filter(None, flags)), "THEANO_GPU_IS_ALREADY_ACTIVE": ""}
-
-
-def _lacks_its_device() -> bool:
-    """Return whether flags name a GPU that Theano has already reported as unusable."""
-    named = str(library.config.device).startswith(("cuda", "opencl"))
-    return named and getattr(getattr(library, "gpuarray", None), "pygpu", None) is None
 
 
 def slow_without_compiler() -> bool:

@@ -63,7 +63,9 @@ class Finder:
         """Return the spec of a watched module; leave all others to the other finders."""
         if name not in WATCHED:
             return None
-        spec = self._real_spec(name, path, target)
+        others = [finder for finder in sys.meta_path if not isinstance(finder, Finder)]
+        specs = (one.find_spec(name, path, target) for one in others if hasattr(one, "find_spec"))
+        spec = next(filter(None, specs), None)
         if name == DOWNSAMPLE:
             from synk_theano_compat._patches import apply
 
@@ -71,16 +73,6 @@ class Finder:
         if spec is not None and spec.loader is not None:
             spec.loader = Loader(spec.loader)  # type: ignore[assignment]
         return spec
-
-    def _real_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None
-    ) -> ModuleSpec | None:
-        for finder in list(sys.meta_path):
-            find = None if isinstance(finder, Finder) else getattr(finder, "find_spec", None)
-            spec: ModuleSpec | None = None if find is None else find(name, path, target)
-            if spec is not None:
-                return spec
-        return None
 
 
 class Loader:

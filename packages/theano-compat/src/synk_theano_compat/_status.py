@@ -76,8 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
 def status(*, activate: bool = False) -> dict[str, Any]:
     """Import Theano, if it is installed, and return how it was patched, as values for JSON.
 
-    Args:
-        activate: Install the hook first. ``active`` is whether it was installed before.
+    With `activate` install the hook first; ``active`` is whether it was installed before.
     """
     error, active, config = "", _hook.installed(), None
     if activate and os.environ.get("SYNK_THEANO_COMPAT") != "0":

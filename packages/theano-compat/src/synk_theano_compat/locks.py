@@ -59,8 +59,7 @@ def fast_lock() -> str:
         max_wait: float | None = None,
         verbosity: int = 1,
     ) -> None:
-        if min_wait is None:
-            min_wait = POLL_S
+        min_wait = POLL_S if min_wait is None else min_wait
         messages.begin()
         # 2: log at each look who holds the lock; the filter lets few of these messages pass.
         lock(tmp_dir, timeout, min_wait, max_wait, 2 if verbosity == 1 else verbosity)
@@ -139,28 +138,6 @@ def worker_cache() -> None:
     from theano import config
     from theano.gof import cmodule
 
-    if cmodule._module_cache is None:
-        cmodule.get_module_cache(config.compiledir, init_args={"do_refresh": False})
-    cache = cmodule._module_cache
-    atexit.unregister(cache._on_atexit)
-    cache.__class__ = _reading_cache_class()
-    cache.refresh()
-
-
-def refresh_cache() -> None:
-    """Find the modules that other processes have compiled since the last call. Takes no lock.
-
-    Lists the folder, and reads one small file for each new module.
-    """
-    from theano import config
-    from theano.gof import cmodule
-
-    cmodule.get_module_cache(config.compiledir).refresh(cleanup=False)
-
-
-def _reading_cache_class() -> type:
-    from theano.gof import cmodule
-
     class ReadingCache(cmodule.ModuleCache):
         """A module cache that writes nothing when it loads a module."""
 
@@ -178,4 +155,20 @@ def _reading_cache_class() -> type:
             self._update_mappings(key, key_data, module.__file__, check_in_keys=True)
             return module
 
-    return ReadingCache
+    if cmodule._module_cache is None:
+        cmodule.get_module_cache(config.compiledir, init_args={"do_refresh": False})
+    cache = cmodule._module_cache
+    atexit.unregister(cache._on_atexit)
+    cache.__class__ = ReadingCache
+    cache.refresh()
+
+
+def refresh_cache() -> None:
+    """Find the modules that other processes have compiled since the last call. Takes no lock.
+
+    Lists the folder, and reads one small file for each new module.
+    """
+    from theano import config
+    from theano.gof import cmodule
+
+    cmodule.get_module_cache(config.compiledir).refresh(cleanup=False)

@@ -78,15 +78,12 @@ def search_path(
     environ: Mapping[str, str], sys_path: Sequence[str], linker_cache: Iterable[str] = ()
 ) -> list[SearchFolder]:
     """Return the folders to search, best first."""
-    result = [
-        SearchFolder(folder, PATH_VARIABLE, DEEP) for folder in _split(environ, PATH_VARIABLE)
-    ]
+    result = [SearchFolder(root, PATH_VARIABLE, DEEP) for root in _split(environ, PATH_VARIABLE)]
     for variable in ("CUDA_HOME", "CUDA_PATH", "CUDA_ROOT"):
         for root in _split(environ, variable):
             result += _toolkit(root, variable)
-    result += [
-        SearchFolder(folder, "LD_LIBRARY_PATH") for folder in _split(environ, "LD_LIBRARY_PATH")
-    ]
+    variable = "LD_LIBRARY_PATH"
+    result += [SearchFolder(folder, variable) for folder in _split(environ, variable)]
     for folder in sys_path:
         for name in ("lib", "lib64", "include"):
             for wheel in sorted(glob.glob(os.path.join(glob.escape(folder), "nvidia", "*", name))):
@@ -100,9 +97,7 @@ def search_path(
 
 
 def _split(environ: Mapping[str, str], variable: str) -> Iterator[str]:
-    for folder in environ.get(variable, "").split(os.pathsep):
-        if folder and os.path.isabs(folder):
-            yield folder
+    return filter(os.path.isabs, environ.get(variable, "").split(os.pathsep))
 
 
 def _toolkit(root: str, origin: str) -> list[SearchFolder]:

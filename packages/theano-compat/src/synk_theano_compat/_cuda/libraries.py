@@ -5,6 +5,7 @@ That is at pygpu's first use of a CUDA device: no import gets slower.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
 import warnings
@@ -89,9 +90,7 @@ def _dotted(version: tuple[int, ...]) -> str:
 def driver_version() -> tuple[int, int]:
     """Return the CUDA version of the driver loaded under its own name; (0, 0) if there is none."""
     number = ctypes.c_int(0)
-    try:
-        if ctypes.CDLL("libcuda.so").cuDriverGetVersion(ctypes.byref(number)) != 0:
-            return (0, 0)
-    except (OSError, AttributeError):
-        return (0, 0)
-    return number.value // 1000, number.value % 1000 // 10
+    with contextlib.suppress(OSError, AttributeError):
+        if ctypes.CDLL("libcuda.so").cuDriverGetVersion(ctypes.byref(number)) == 0:
+            return number.value // 1000, number.value % 1000 // 10
+    return (0, 0)

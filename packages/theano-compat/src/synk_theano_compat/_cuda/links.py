@@ -36,10 +36,7 @@ def alias(name: str, library: str, compiler: str | None) -> str:
     """Make the library at path ``library`` available in this process under ``name``.
 
     Return the path of the library that was loaded under that name. The compiler is used only the
-    first time.
-
-    Raises:
-        LinkError: Without a compiler, if it fails, or if the library cannot be loaded.
+    first time. LinkError without one, if it fails, or if the library cannot be loaded.
     """
     try:
         # By its path first: its own dependencies lie beside it and are found from there.

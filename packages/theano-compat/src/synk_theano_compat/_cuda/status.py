@@ -51,12 +51,7 @@ def cuda_status() -> dict[str, Any]:
 
 
 def _listed(found: dict[str, list[find.FoundFile]]) -> dict[str, list[dict[str, Any]]]:
-    return {
-        name: [
-            {"path": one.path, "version": list(one.version), "origin": one.origin} for one in all_
-        ]
-        for name, all_ in found.items()
-    }
+    return {name: [one._asdict() for one in all_] for name, all_ in found.items()}
 
 
 def _devices() -> dict[str, Any]:
@@ -70,14 +65,11 @@ def _devices() -> dict[str, Any]:
     if status == 0:
         status = driver.cuDeviceGetCount(ctypes.byref(count))
     if status != 0:
-        return {"devices": [], "error": _error_text(driver, status)}
+        text = ctypes.c_char_p()
+        driver.cuGetErrorString(status, ctypes.byref(text))
+        reason = (text.value or b"unknown").decode(errors="replace")
+        return {"devices": [], "error": f"CUDA error {status}: {reason}"}
     return {"devices": [_device(driver, index) for index in range(count.value)], "error": ""}
-
-
-def _error_text(driver: Any, status: int) -> str:
-    text = ctypes.c_char_p()
-    driver.cuGetErrorString(status, ctypes.byref(text))
-    return f"CUDA error {status}: {(text.value or b'unknown').decode(errors='replace')}"
 
 
 def _device(driver: Any, index: int) -> dict[str, Any]:

@@ -24,7 +24,6 @@ def cache_no_props() -> str:
         CLinker.cmodule_key_,
         "if hasattr(node.op, '__props__'):",
         "if getattr(node.op, '__props__', ()):",
-        1,
     )
     return "CLinker.cmodule_key_"
 

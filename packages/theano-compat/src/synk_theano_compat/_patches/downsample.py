@@ -36,9 +36,6 @@ def max_pool_2d(
         padding: Rows and columns of zeros on each side; needs ``ignore_border=True``.
         mode: ``"max"``, ``"sum"``, ``"average_inc_pad"`` or ``"average_exc_pad"``.
 
-    Returns:
-        A tensor variable of the same number of dimensions.
-
     Example:
         >>> import theano.tensor as T
         >>> from theano.tensor.signal import downsample

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import Any, Iterator
 
-from .rewrite import rewrite
+from .rewrite import rewrite, wrap
 
 
 def released_observers() -> str:
@@ -16,10 +16,9 @@ def released_observers() -> str:
     """
     from theano.gof import graph
 
-    plain = graph.nodes_constructed
-
+    @wrap(graph, "nodes_constructed")
     @contextmanager
-    def nodes_constructed() -> Iterator[Any]:
+    def nodes_constructed(plain: Any) -> Iterator[Any]:
         observers = graph.Variable.construction_observers
         before = len(observers)
         try:
@@ -28,7 +27,6 @@ def released_observers() -> str:
         finally:
             del observers[before:]
 
-    graph.nodes_constructed = nodes_constructed
     return "theano.gof.graph.nodes_constructed"
 
 
@@ -43,6 +41,5 @@ def kept_interrupts() -> str:
         FunctionMaker.__init__,
         "# Why we add stack on node when it get done in output var?\n",
         "start_optimizer, optimizer_profile, opt_time = time.time(), None, None\n",
-        1,
     )
     return "theano.compile.function_module.FunctionMaker"

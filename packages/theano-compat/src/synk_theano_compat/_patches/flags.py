@@ -55,7 +55,9 @@ def set_defaults() -> str:
         compiler = find_compiler(_user_value(configparser, "cxx"))
         choice = blas.choose(compiler)
         if compiler is None:
-            _ignore_blas_warning()
+            # No C code runs, as Theano warns: that NumPy's C API stands in for BLAS is untrue.
+            untrue = "NumPy C-API based implementation"
+            logging.getLogger("theano.tensor.blas").addFilter(lambda r: untrue not in str(r.msg))
         defaults["blas.ldflags"] = choice.ldflags
     if all(_user_value(configparser, name) is None for name in ("base_compiledir", "compiledir")):
         if (folder := _compiledir_without_home()) is not None:
@@ -118,12 +120,3 @@ def _compiledir_without_home() -> str | None:
             )
         return str(folder)
     return None
-
-
-def _ignore_blas_warning() -> None:
-    # Without a compiler no C code runs, and Theano warns of that: the message that NumPy's C API
-    # stands in for BLAS is untrue.
-    def keep(record: logging.LogRecord) -> bool:
-        return "NumPy C-API based implementation" not in str(record.msg)
-
-    logging.getLogger("theano.tensor.blas").addFilter(keep)

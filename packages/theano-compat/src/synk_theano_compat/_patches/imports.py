@@ -66,7 +66,6 @@ def usual_distutils() -> str:
 # ---- P13: SciPy, more than half of the time of an import of Theano -------------------------------
 
 _FUNCTIONS = ("scipy.special", "scipy.stats")
-_LINALG = "scipy.linalg"
 _SIGNAL = "scipy.signal"
 _CONVOLUTIONS = ("theano.tensor.nnet.abstract_conv", "theano.tensor.nnet.conv")
 
@@ -80,25 +79,21 @@ def remove_functions() -> str:
     return ", ".join(map(stand_ins.remove, _FUNCTIONS))
 
 
-def insert_linalg() -> str:
-    """P13: insert a stand-in for ``scipy.linalg``, from which its own modules can be imported.
-
-    Theano needs that of BLAS at once.
-    """
-    return _insert_part(_LINALG)
-
-
-remove_linalg = partial(stand_ins.remove, _LINALG)
-
-
 def _insert_part(name: str) -> str:
-    """Insert a stand-in for a part of SciPy, if SciPy imports the real one on its first use."""
+    """Insert a stand-in for a part of SciPy, if SciPy imports the real one on its first use.
+
+    The part's own modules can be imported from it: Theano needs that of BLAS at once.
+    """
     scipy, part = importlib.import_module("scipy"), name.rpartition(".")[2]
     if part not in getattr(scipy, "submodules", ()):
         return "not needed"
     module = stand_ins.stand_in(name, partial(stand_ins.real_attribute, name))
     module.__path__ = [str(Path(folder, part)) for folder in scipy.__path__]
     return stand_ins.insert(name, module)
+
+
+insert_linalg = partial(_insert_part, "scipy.linalg")
+remove_linalg = partial(stand_ins.remove, "scipy.linalg")
 
 
 def hide_signal() -> str:

@@ -41,6 +41,5 @@ def whole_grid() -> str:
         special._initialize_tps,
         "np.sqrt(num_control_points)",
         "int(np.sqrt(num_control_points))",
-        1,
     )
     return "TPSTransformerLayer"

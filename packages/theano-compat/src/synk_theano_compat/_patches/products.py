@@ -27,9 +27,7 @@ def empty_gemm() -> str:
         encode = replaced(encode, old, old.replace("((", f"(({empty} || ", 1))
         for axis in "01":
             condition = f"s{matrix}_{axis} = (N{matrix}[{axis}] > 1)"
-            compute = replaced(
-                compute, condition, condition.replace("> 1)", f"> 1 && !{empty})"), 1
-            )
+            compute = replaced(compute, condition, condition.replace("> 1)", f"> 1 && !{empty})"))
     GemmRelated.encode_strides_in_unit = encode
     GemmRelated.compute_strides = compute
 

@@ -70,7 +70,7 @@ def empty_reshape() -> str:
     def version(plain: Any, self: Any) -> tuple[Any, ...]:
         return (*plain(self), 1)
 
-    rewrite(Reshape.c_code, _NEW_ARRAY, _C_CODE + _NEW_ARRAY, 1)
+    rewrite(Reshape.c_code, _NEW_ARRAY, _C_CODE + _NEW_ARRAY)
     Reshape.perform = completed_perform
     return "Reshape"
 

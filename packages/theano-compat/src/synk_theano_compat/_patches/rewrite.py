@@ -25,7 +25,7 @@ def wrap(holder: Any, name: str) -> Callable[[Callable[..., Any]], None]:
     return install
 
 
-def rewrite(function: Any, old: str, new: str, count: int) -> None:
+def rewrite(function: Any, old: str, new: str, count: int = 1) -> None:
     """Replace ``old`` in the source of ``function``; LookupError unless it occurs ``count`` times.
 
     The function object stays and gets the new code, so references to it change with it.

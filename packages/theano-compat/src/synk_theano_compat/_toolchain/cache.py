@@ -37,10 +37,8 @@ def cached_folder(
 ) -> Path:
     """Return the folder for a key; ``fill`` an empty one if it is missing or damaged.
 
-    Its name begins with ``kind``. Its contents must depend on nothing but the key.
-
-    Raises:
-        CacheError: If ``fill`` raises it, or if there is no place that only this user can write to.
+    Its name begins with ``kind``. Its contents must depend on nothing but the key. CacheError if
+    ``fill`` raises it, or if there is no place that only this user can write to.
     """
     digest = hashlib.sha256(repr((FORMAT, *key)).encode()).hexdigest()[:16]
     problem = "there is no folder that only this user can write to"
