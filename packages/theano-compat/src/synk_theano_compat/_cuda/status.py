@@ -60,10 +60,8 @@ def _devices() -> dict[str, Any]:
         driver = ctypes.CDLL("libcuda.so")
     except OSError as error:
         return {"devices": [], "error": str(error)}
-    status = driver.cuInit(0)
     count = ctypes.c_int(0)
-    if status == 0:
-        status = driver.cuDeviceGetCount(ctypes.byref(count))
+    status = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
     if status != 0:
         text = ctypes.c_char_p()
         driver.cuGetErrorString(status, ctypes.byref(text))

@@ -11,6 +11,7 @@ each pair of library and compiler (path, size, time). The user's cache keeps the
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -89,11 +90,9 @@ def choose(compiler: str | None) -> Choice:
     choice = NO_COMPILER if compiler is None else NUMPY
     if compiler is not None and sys.platform == "linux":
         for library, origin in _candidates(compiler):
-            try:
+            with contextlib.suppress(CacheError):
                 choice = _prepare(library, origin, compiler)
                 break
-            except CacheError:
-                continue
     last.append(choice)
     return choice
 
