@@ -105,6 +105,9 @@ def check_again_with_weights(comm: Communicator) -> None:
         mine = np.full(6, np.nan) if rank == 0 and size > 1 else parts[rank]
         got = comm.all_reduce(mine, "avg", weight=float(rank > 0 or size == 1))
         np.testing.assert_allclose(got, np.mean(parts[1:] or parts, axis=0), rtol=1e-14)
+    for own in (np.float32(1.1 + rank), np.full(3, 0.7 * rank, np.float32)):
+        turns = [comm.all_reduce(own, "avg", weight=3.3 + rank) for _ in range(4)]
+        assert len({turn.tobytes() for turn in turns}) == 1, "the same bits each time"
 
 
 def check_again_with_bad_arguments(comm: Communicator) -> None:

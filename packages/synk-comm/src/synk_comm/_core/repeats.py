@@ -5,6 +5,7 @@ They are prepared once: views into the slots, and a function that makes the resu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Callable, Optional, Tuple
 
@@ -100,9 +101,8 @@ def _fold(
     operands = [(pair, from_x and r == rank) for r, pair in enumerate(views) if pair is not None]
     like = operands[0][0][0]
     dtype, shape = like.dtype, like.shape
-    is_plain = not factors and not is_wide(dtype, op) and dtype.isnative
-    if is_plain and len(operands) == len(views) == 2:
-        return _add(op, rank, [pair for pair, _ in operands], from_x=from_x)
+    if not is_wide(dtype, op) and dtype.isnative and len(operands) == len(views) == 2:
+        return _add(op, rank, [pair for pair, _ in operands], factors, from_x=from_x)
 
     def fold(x: Any, out: Any, parity: int) -> Any:
         total = np.empty(shape, dtype) if out is None else out
@@ -115,29 +115,33 @@ def _fold(
     return fold
 
 
-def _add(op: ReduceOp, rank: int, views: Sequence[Views], *, from_x: bool) -> Finish:
-    """Return the function of ``_fold`` for two operands of equal weights."""
+def _add(op: ReduceOp, rank: int, views: Sequence[Views], factors: Any, *, from_x: bool) -> Finish:
+    """Return the function of ``_fold`` for two operands, in one call of Python."""
     dtype, shape = views[0][0].dtype, views[0][0].shape
     ufunc = UFUNC[op]
     own, peer = views[rank], views[1 - rank]
     divide = np.divide if op is ReduceOp.AVG else None
+    divisor = math.fsum(factors) if factors else 2.0
 
     def add(x: Any, out: Any, parity: int) -> Any:
         mine = x if from_x else own[parity]  # the array is quicker to read than the slot
         # Always in rank order: it matters to the bits of NaNs.
         first, second = (peer[parity], mine) if rank else (mine, peer[parity])
         try:
+            if factors:  # with a dtype: NumPy 1 reckons with scalars in double precision
+                first = np.multiply(first, factors[0], dtype=dtype)
+                second = np.multiply(second, factors[1], dtype=dtype)
             if out is None and shape:
                 total = ufunc(first, second, order="C")
             else:
                 # By name: NumPy 2.5 deprecates it by position for the largest and smallest.
                 total = ufunc(first, second, out=np.empty(shape, dtype) if out is None else out)
             if divide is not None:
-                divide(total, 2.0, out=total)
+                divide(total, divisor, out=total, dtype=dtype)
             return total if shape or out is not None else total[()]
         except (FloatingPointError, RuntimeWarning):  # the result is completed all the same
             if out is not None:
-                combine(op, [pair[parity] for pair in views], out)
+                combine(op, [pair[parity] for pair in views], out, factors)
             raise
 
     return add
