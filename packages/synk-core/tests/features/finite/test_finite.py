@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import os
 import signal
 import threading
@@ -17,7 +16,6 @@ from _ops import FAST
 from hypothesis import strategies as st
 
 from synk_core import Closed, InputTypeError, NestedCall, NotFinite, Runtime, WorkerFailed, in_graph
-from synk_core._features.finite import search
 from synk_core._features.finite.search import last_of_bad
 from synk_core._plan.rows import split_rows
 from synk_testing.engine import STREAMS, T, as_op, engine
@@ -208,7 +206,6 @@ def test_random_states_are_put_back(watched_pair):
 
 
 def test_a_nan_that_does_not_come_again(watched_pair):
-
     seen = []
 
     @as_op([T.dvector], [T.dvector])
@@ -345,10 +342,6 @@ def test_without_atomic_calls_rows_are_not_looked_for():
         assert runtime.stats()["watch_finite()"].calls == 1
     with pytest.raises(Closed):
         runtime.watch_finite()
-
-
-def test_the_example_of_a_search():
-    assert doctest.testmod(search).failed == 0
 
 
 @hypothesis.given(st.integers(1, 3000).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))))

@@ -147,14 +147,23 @@ def test_close_ends_a_recording_that_began_with_the_runtime(tmp_path):
     assert len(spans(trace, "compile", 0)) == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, 0])
 def test_a_recording_survives_a_lost_rank(tmp_path, monkeypatch, number):
     monkeypatch.setattr("synk_core._features.timeline.timeline.CLOSE_TIMEOUT_S", 0.3)
     path = tmp_path / "trace.json"
     with Runtime(2, timeline=str(path), timeout_s=60.0) as runtime:
         mean, *_ = mean_and_rows(runtime)
         mean(np.ones((4, 3)))
+
+        def lose(*_acts, **_options):  # when the master's own spans are taken already
+            monkeypatch.undo()
+            runtime._rank.flight.recorder.stop()
+            runtime._lifecycle.close()
+            raise WorkerDied(1, -signal.SIGKILL, "ending")
+
         os.kill(runtime.worker_pids[0], number)
+        if number == 0:
+            monkeypatch.setattr(runtime.orders, "perform_own", lose)
         if number == signal.SIGKILL:
             with pytest.raises(WorkerDied):
                 for _ in range(1000):
@@ -164,25 +173,6 @@ def test_a_recording_survives_a_lost_rank(tmp_path, monkeypatch, number):
     trace = loaded(path)
     assert trace["otherData"]["missing ranks"] == [1]
     assert spans(trace, "compute", 0)
-
-
-def test_a_rank_that_is_lost_when_the_recording_ends(tmp_path, monkeypatch):
-    """After the master's own spans are taken from its recorder."""
-    path = tmp_path / "trace.json"
-    with Runtime(2) as runtime:
-        mean, *_ = mean_and_rows(runtime)
-        timeline = runtime.timeline(path)
-        mean(np.ones((4, 3)))
-
-        def lose(*_acts, **_options):
-            runtime._rank.flight.recorder.stop()
-            runtime.close()
-            raise WorkerDied(1, -signal.SIGKILL, "ending")
-
-        monkeypatch.setattr(runtime.orders, "perform_own", lose)
-        timeline.stop()
-    assert loaded(path)["otherData"]["missing ranks"] == [1]
-    assert spans(loaded(path), "compute", 0)
 
 
 def test_a_file_that_cannot_be_written_at_the_end_is_a_warning(tmp_path):

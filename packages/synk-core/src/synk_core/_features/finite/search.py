@@ -213,9 +213,6 @@ def last_of_bad(is_bad: Callable[[int], bool], count: int) -> Optional[int]:
 
     Calls `is_bad` with the length of a beginning about log2(count) times. Assumes that rows added
     to a bad beginning leave it bad, as one NaN makes all NaN.
-
-    >>> last_of_bad(lambda stop: stop > 5, 100)
-    5
     """
     if not is_bad(count):
         return None
