@@ -16,7 +16,7 @@ from _ops import FAST, picky
 
 import synk_shm
 from synk_core import BatchError, WorkerFailed
-from synk_core.device import Cpu
+from synk_core.device import Device
 from synk_testing.engine import T, as_op, engine
 
 
@@ -36,7 +36,7 @@ class Uploads:
 @as_op([T.dvector], [T.dvector])
 def switch(values):
     """Have this rank take rows before, or not, by the sign of its first value."""
-    Cpu.uploads = Uploads() if values[0] > 0 else None
+    Device.uploads = Uploads() if values[0] > 0 else None
     return values
 
 

@@ -19,7 +19,7 @@ from theano.compile.ops import as_op
 from synk_comm._collectives.communicator import RoundCommunicator
 from synk_core import DecompositionWarning, InputValueError, Runtime, WorkerFailed
 from synk_core._plan.rows import split_rows
-from synk_core.device import Cpu
+from synk_core.device import Device
 from synk_theano._gpu import parts
 from synk_theano._gpu.parts import in_parts
 
@@ -73,10 +73,10 @@ def changes():
     """What makes the processor a device whose collectives may overlap: (owner, name, value)."""
     return [
         (RoundCommunicator, "partitioned_all_reduce", _begin),
-        (Cpu, "is_gpu", True),
-        (Cpu, "takes_collectives", True),
-        (Cpu, "takes", _takes),
-        (Cpu, "in_parts", lambda _self, function, storage: in_parts(function, storage, copy_part)),
+        (Device, "is_gpu", True),
+        (Device, "takes_collectives", True),
+        (Device, "takes", _takes),
+        (Device, "in_parts", lambda _, f, storage: in_parts(f, storage, copy_part)),
         (parts, "SMALLEST_PIECE", 64),
     ]
 
