@@ -214,22 +214,6 @@ def test_values_that_no_row_goes_into_are_not_averaged(trio, reduces):
 
 
 @pytest.mark.feature("proof")
-def test_updates_to_numbers_and_arrays(pair):
-    count, total = (engine.shared(np.ones(shape), name) for shape, name in (((), "c"), (2, "t")))
-    f = pair.function([x], (x.sum(), "sum"), updates=[(count, 0.5), (total, np.full(2, 7.0))])
-    f(rows(5), num_slices=2)
-    np.testing.assert_array_equal(pair.collectives.gather(count), [0.5] * 2)
-    np.testing.assert_array_equal(pair.collectives.gather(total, nd_up=1), [[7.0] * 2] * 2)
-    with pytest.raises(ValueError, match="half"):
-        pair.function([x], x.sum(), updates=[(count, "half")])
-
-
-def test_an_input_of_a_function_without_inputs_is_refused(pair):
-    f = pair.function([], T.constant(1.0) * 2)
-    with pytest.raises(InputTypeError, match="got 1 inputs, expected 0: none"):
-        f(1.0)
-
-
 def test_updates_without_rows(trio):
     x, rate = T.vector("x"), T.scalar("rate")
     count, last, total = (engine.shared(0.0, name) for name in ("count", "last", "total"))

@@ -30,7 +30,8 @@ def test_updates_in_all_forms():
     pairs = make_spec([x], updates=[(weight, weight + 1), (counter, counter + 1)]).updates
     assert [op for _, _, op in pairs] == ["avg", "last"]
     assert make_spec([x], updates=[(weight, weight + 1, "sum")]).updates[0][2] == "sum"
-    assert make_spec([x], updates={counter: counter + 1}).updates[0][0] is counter
+    ((target, new, _),) = make_spec([x], updates={counter: 2}).updates
+    assert (target, new.type) == (counter, counter.type)
 
 
 def test_unknown_ops_are_refused():

@@ -139,22 +139,13 @@ def test_givens_of_another_type_need_rebuild_strict_false(pair):
 
 
 def test_default_updates_can_be_left_out(pair):
-    a, b = (theano.shared(np.asarray(0), name) for name in "ab")
-    a.default_update, b.default_update = a + 1, b + 1
-    output = (x.sum() + 0 * (a + b), "sum")
+    a, b, c = (theano.shared(np.asarray(0), name) for name in "abc")
+    a.default_update, b.default_update, c.default_update = a + 1, b + 1, 5
+    output = (x.sum() + 0 * (a + b + c), "sum")
     for left_out, counts in (([a], (0, 1)), (True, (0, 1)), (False, (1, 2))):
         pair.function([x], output, no_default_updates=left_out, **FAST)(X, num_slices=2)
         assert (a.get_value(), b.get_value()) == counts
-    assert pair.collectives.gather(b).tolist() == [2, 2]
-
-
-def test_default_updates_to_numbers(pair):
-    w = theano.shared(np.zeros(()), "w")
-    w.default_update = 0.5
-    f = pair.function([x], (x * w).mean(), **FAST)
-    assert [f(X, num_slices=2), f(X)] == [0.0, 0.5 * X.mean()]
-    np.testing.assert_array_equal(pair.collectives.gather(w), [0.5] * 2)
-    assert [one.verdict for one in pair.check(f).updates] == ["exact"]
+    assert [pair.collectives.gather(s).tolist() for s in (b, c)] == [[2, 2], [5, 5]]
 
 
 def test_operations_in_place_are_accepted_on_request_and_spoil_no_input(pair):
@@ -221,6 +212,8 @@ def test_bad_calls_are_refused_before_the_workers_are_asked(pair, f):
             f(*arguments(), **options)
         assert isinstance(caught.value, SynkError), case
     assert pair._lifecycle.rank.serial == before
+    with pytest.raises(InputTypeError, match="got 1 inputs, expected 0: none"):
+        pair.function([], T.constant(1.0), **FAST)(1.0)
     rows, total = f(X, 2.0, batch=[5, 0])
     np.testing.assert_array_equal(rows, 2 * X[[5, 0]])
     assert total == rows.sum()

@@ -16,7 +16,7 @@ from _programs import zygote
 import synk_testing
 from synk_testing import engine
 from synkhronos import _progress, progress
-from synkhronos._default import say
+from synkhronos._default import reporter
 from synkhronos._progress import track
 from synkhronos.exceptions import InputTypeError, InputValueError
 
@@ -130,7 +130,7 @@ def test_a_stream_that_can_do_little_ends_no_program_and_errors_are_the_users(
 ):
     monkeypatch.setattr("sys.stdout", stream)
     monkeypatch.setattr("sys.stderr", stream)
-    say("a line")
+    reporter(True)("a line")
     assert _progress._are_drawn() is None
     monkeypatch.setattr(_progress, "LINE_S", 0.0)
     with track("work"):
