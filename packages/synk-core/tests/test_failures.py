@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 import traceback
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -363,6 +364,23 @@ def test_nothing_interrupts_the_master_within_the_shield(pair):
     assert time.monotonic() - began < 10
     assert done == [1]
     assert f(np.zeros(2)).tolist() == [0, 0]
+
+
+def test_ctrl_c_in_an_arrays_finalizer_within_close_is_raised_all_the_same():
+    """Python drops errors of finalizers."""
+
+    def _died(_reference):  # the name of that of arrays
+        signal.raise_signal(signal.SIGINT)
+
+    runtime = Runtime(2)
+    kept = {"array": np.zeros(1)}
+    reference, close = weakref.ref(kept["array"], _died), runtime._lifecycle.store.close
+    runtime._lifecycle.store.close = lambda: (kept.clear(), close())
+    with pytest.raises(KeyboardInterrupt):
+        runtime.close()
+        time.sleep(10)
+    assert reference() is None
+    assert runtime.closed
 
 
 def test_ctrl_c_that_is_held_back_is_not_lost_by_an_error():

@@ -251,7 +251,6 @@ class Lifecycle:
         if self._ended:
             return
         self.pool.kill()
-        self.interrupts.restore()
         self.rank.times.release()
         self.activity.close()
         if self._world is not None:
@@ -264,4 +263,6 @@ class Lifecycle:
         self.store.close()
         self.threads.restore()
         self._ended = True
+        # Late: Python's own handler would raise in a finalizer of an array, where errors are lost.
+        self.interrupts.restore()
         atexit.unregister(self.close)
