@@ -10,6 +10,7 @@ import pytest
 
 import synk_shm as shm
 from synk_shm._processes.process import process
+from synk_shm._segments import posix
 from synk_testing import shared_memory
 
 MAKE = """
@@ -151,23 +152,26 @@ def test_two_threads_that_drop_one_segment_at_once(monkeypatch):
     assert shm.ones(3).sum() == 3
 
 
-@pytest.mark.parametrize("is_made", [False, True])
-def test_an_interrupt_of_the_creation_leaves_nothing(monkeypatch, is_made):
-    kept = shm.ones(3)
+@pytest.mark.parametrize(
+    ("owner", "name", "is_made"),
+    [(os, "open", False), (os, "open", True), (os, "memfd_create", True), (posix, "seal", False)],
+)
+def test_an_interrupt_of_the_creation_leaves_nothing(monkeypatch, owner, name, is_made):
+    kept, backend = shm.ones(3), "shm" if name == "open" else "memfd"
 
     def there():
         return shm.list(mine=True), os.listdir("/proc/self/fd")
 
-    before, usual = there(), os.open
+    before, usual = there(), getattr(owner, name)
 
-    def struck(path, *args):
+    def struck(*args):
         if is_made:
-            usual(path, *args)
+            usual(*args)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(os, "open", struck)
+    monkeypatch.setattr(owner, name, struck)
     with pytest.raises(KeyboardInterrupt):
-        shm.ones(4)
+        shm.empty(4, backend=backend)
     monkeypatch.undo()
     assert there() == before
     assert shm.ones(4).sum() == kept.sum() + 1

@@ -193,9 +193,11 @@ def create(
     first = naming.segment_name(family, noise[headers.NONCE_BYTES :])
     if full_name is not None and posix.DIRECTORY is None:
         first = full_name  # a second entry is impossible there
+    pid = os.getpid()
+    # A signal raises in calls: from here to the block no call may lose the descriptor.
     if anonymous:
-        fd = posix.create_anonymous()
-        first, owned = f"/proc/{os.getpid()}/fd/{fd}", []
+        fd = posix.create_anonymous(f"synk-shm:{first[1:]}")
+        first, owned = f"/proc/{pid}/fd/{fd}", []
     else:
         fd, owned = posix.create(first, mode), [first]
     try:
@@ -203,6 +205,7 @@ def create(
             if mode & 0o077 or anonymous:  # an explicit mode: the umask does not apply
                 os.fchmod(fd, mode)
             mapping = _map_new(fd, plan, first, data)
+            posix.seal(fd)  # no effect on files with names
         except OSError as error:
             posix.raise_mapped(error, where, asked=plan.stop)
         headers.write(mapping, packed, nonce)
@@ -222,7 +225,6 @@ def create(
         os.close(fd)
         raise
     if anonymous:
-        posix.seal(fd)
         made.fd = fd
     else:
         os.close(fd)

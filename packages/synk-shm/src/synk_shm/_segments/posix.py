@@ -64,18 +64,18 @@ def create(name: str, mode: int) -> int:
         raise_mapped(error, name, existential=errno.EEXIST)
     except BaseException:  # a signal's, which may come when the kernel has made the file
         if DIRECTORY is not None:
-            _take_back(name)
+            _close(f"{DIRECTORY}{name}")
+            remove(name)
         raise
 
 
-def _take_back(name: str) -> None:
-    """Close and remove the file of an interrupted `create`, if any: its name is random."""
+def _close(file: str) -> None:
+    """Close the descriptor that an interrupted call has made, if any: its name is random."""
     with contextlib.suppress(FileNotFoundError):  # no /proc: the descriptor cannot be found
         for fd in os.listdir(_DESCRIPTORS):
             with contextlib.suppress(OSError):
-                if os.readlink(_DESCRIPTORS + fd) == f"{DIRECTORY}{name}":
+                if os.readlink(_DESCRIPTORS + fd) == file:
                     os.close(int(fd))
-    remove(name)
 
 
 def open_existing(name: str, readonly: bool) -> int:
@@ -88,14 +88,17 @@ def open_existing(name: str, readonly: bool) -> int:
         raise_mapped(error, name)
 
 
-def create_anonymous() -> int:
-    """Create a memory file without a name (Linux). Return its descriptor."""
+def create_anonymous(label: str) -> int:
+    """Create a memory file without a name, but with a label (Linux). Return its descriptor."""
     if not hasattr(os, "memfd_create"):
         raise ValueError('backend="memfd" exists on Linux only; use backend="shm"')
     try:
-        return os.memfd_create("synk-shm", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        return os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError as error:
         raise_mapped(error, "a memory file")
+    except BaseException:  # a signal's, as above
+        _close(f"/memfd:{label} (deleted)")
+        raise
 
 
 def open_anonymous(path: str, readonly: bool) -> int:
