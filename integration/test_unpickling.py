@@ -21,7 +21,7 @@ KNOWN = {
     "synk_core/_workers/mpi_worker.py": MPI,
     "synk_core/_workers/pool.py": INHERITED,
     "synk_core/_workers/worker.py": INHERITED,
-    "synk_core/_wire/orders.py": GROUP,
+    "synk_core/_rank/rank.py": GROUP,
     "synk_core/_graph/transfer/pickling.py": PAYLOAD,
 }
 

@@ -12,7 +12,7 @@ CORE = (
     _fault(
         "theano-minibatch-index",
         "plans",
-        "synk_core/_api/planner.py",
+        "synk_core/_master/planner.py",
         "item.minibatch and selection is not None and selection.index is not None",
         "False",
         "A list of indexes reads wrong rows of data that hold a minibatch only.",
@@ -21,7 +21,7 @@ CORE = (
     _fault(
         "theano-output-from-the-end",
         "refusals",
-        "synk_core/_api/planner.py",
+        "synk_core/_master/planner.py",
         "if not is_int(position) or not 0 <= position < count:",
         "if not is_int(position) or position >= count:",
         "output_subset takes negative positions, which are other outputs in a sliced call.",

@@ -21,11 +21,12 @@ from synk_core._master.lifecycle import Lifecycle
 from synk_core._master.orders import Orders
 from synk_core._rank.call import PreparedCall
 from synk_core._rank.rank import Rank
+from synk_core._wire.flight import Flight
 from synk_core._workers.interrupts import AGAIN_S, LATER
 from synk_core._workers.pool import WorkerPool, start_workers
 from synk_core._workers.processes import Worker
 from synk_core.device import Device
-from synk_core.exceptions import WorkerFailed
+from synk_core.exceptions import Interrupted, WorkerFailed
 from synk_shm._arrays import segment
 from synk_testing.engine import T, as_op, engine
 from synk_testing.strikes import struck
@@ -215,7 +216,7 @@ def test_an_interrupt_out_of_a_call_means_that_it_did_not_happen(size, atomic):
     with no_ranks_left(), Runtime(size, atomic=atomic) as runtime:
         f = runtime.function([x], (x.sum(), "sum"), updates=[(count, count + 1)])
         f(np.ones(4))
-        functions = [Function.__call__, Orders.perform, Rank._finish]
+        functions = [Function.__call__, Orders.perform, Rank._perform_acts]
         counts, given, place, line = 1, set(), 0, True
         while line:
             place += 1
@@ -232,6 +233,26 @@ def test_an_interrupt_out_of_a_call_means_that_it_did_not_happen(size, atomic):
         assert not runtime.closed
         assert float(f(np.ones(4))) == 4
     assert signal.getsignal(signal.SIGINT) == usual
+
+
+def test_an_interrupt_that_comes_when_a_rank_has_failed_loses_no_rank(monkeypatch):
+    """The master interrupts workers that compute; one may have failed by then itself."""
+    with no_ranks_left(), Runtime(1) as runtime:
+        f = runtime.function([x], picky(x).sum(), **FAST)
+        plain, given = Flight.phase.fget, []
+
+        def phase(flight):
+            if not given:
+                given.append(flight)
+                raise Interrupted
+            return plain(flight)
+
+        monkeypatch.setattr(Flight, "phase", property(phase))
+        with pytest.raises(KeyboardInterrupt):
+            f(np.full(3, 200.0))
+        assert given
+        assert not runtime.closed
+        assert f(np.ones(3)) == 3
 
 
 def strike(*_args):

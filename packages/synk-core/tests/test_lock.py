@@ -16,7 +16,7 @@ from _leaks import no_ranks_left
 
 from synk_comm import local_group
 from synk_core import Runtime
-from synk_core._master.lock import OrderLock
+from synk_core._master.orders import OrderLock
 from synk_core._wire.flight import OWN_WORK
 from synk_core._workers.interrupts import SIGNAL, obey
 from synk_core.exceptions import Closed, Interrupted, NestedCall

@@ -170,6 +170,10 @@ class Communicator(ABC):
             root: the rank that receives the result; the others get None.
             out: ignored on other ranks.
         """
+        if type(x) is ndarray and out is None is timeout_s and type(root) is int:
+            shortcut = self._shortcuts.get(("reduce", x.dtype, x.shape, op, root, weight))
+            if shortcut is not None:
+                return shortcut(x, None)
         return self._call("reduce", x, out, timeout_s, op, root, weight)
 
     def reduce_scatter(

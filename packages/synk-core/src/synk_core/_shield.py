@@ -45,11 +45,7 @@ def require_frames() -> None:
     """Raise RecursionError, before anything is done, if the limit leaves too few calls."""
     limit = sys.getrecursionlimit()
     try:
-        # Until Python 3.11 calls from C count, too: up to three for one frame.
-        sys._getframe(max(0, (limit - FRAMES) // 4))
         _nest(FRAMES)
-    except ValueError:  # the stack is far less deep
-        return
     except RecursionError:
         text = f"fewer than {FRAMES} nested calls are left until Python's limit; nothing was done. "
         cure = f"Call it less deep, or sys.setrecursionlimit({limit + 2 * FRAMES})"

@@ -1,6 +1,7 @@
-"""The parts of a repeated call before and after its round, the same in all back-ends.
+"""A call that all ranks have made before, repeated with all checks in a few microseconds.
 
-They are prepared once: views into the slots, and a function that makes the result.
+Its parts before and after the round are the same in all back-ends, and prepared once: views into
+the slots, and a function that makes the result.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 
 from .bulk import agreed
 from .calls import CollectiveCall, count_bytes, sent_to, text_dtype
-from .fabric import part_bytes
+from .fabric import RepeatedCall, Shortcut, is_in_step, part_bytes
 from .ops import UFUNC, Array, ReduceOp, combine, is_wide
 from .packing import bare, typed
 from .table import row_of
@@ -21,11 +22,41 @@ from .table import row_of
 Views = Tuple[Array, Array]
 """One for each parity."""
 
+Exchange = Callable[[Any], int]
+"""``exchange(x)`` makes the round and returns its parity; -1 if some rank makes another call."""
+
 Finish = Callable[[Any, Any, int], Any]
 """``finish(x, out, parity)`` makes the result after the round."""
 
-Parts = Tuple[Optional[Views], Finish]
-"""The slots for ``x`` before the round; the function to call after it."""
+Parts = Tuple[Optional[Views], Optional[Finish]]
+"""The slots for ``x`` before the round; what makes the result after it, None if that is ``x``."""
+
+
+def repeating(repeated: RepeatedCall, exchange: Exchange, finish: Finish | None) -> Shortcut:
+    """Return the shortcut for a call."""
+    guard, otherwise = repeated.guard, repeated.otherwise
+    lock = guard.lock
+
+    def shortcut(x: Any, out: Any) -> Any:
+        entered = synced = False
+        try:
+            lock.pop()
+            entered = True
+            parity = exchange(x)
+            if parity >= 0:
+                synced = True
+                result = x if finish is None else finish(x, out, parity)
+            else:
+                result = otherwise(x, out)
+        except BaseException as exc:
+            if not entered and isinstance(exc, IndexError):  # no key in the lock
+                raise guard.refusal() from None
+            guard.leave(exc, in_step=synced or is_in_step(exc))
+            raise
+        lock.append(None)
+        return result
+
+    return shortcut
 
 
 def parts_of(slots: Callable[[int], Views], calls: Sequence[CollectiveCall], rank: int) -> Parts:
@@ -62,7 +93,7 @@ def parts_of(slots: Callable[[int], Views], calls: Sequence[CollectiveCall], ran
     origin = views[root]
     assert origin is not None  # noqa: S101 - the root sends
     if row.makes == "fill" and rank == root:
-        return mine, lambda x, out, parity: x  # noqa: ARG005
+        return mine, None
     return mine, _one_of(origin, into_x=row.makes == "fill")
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from operator import itemgetter
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
 
-from synk_core._graph.inputs import Signature
 from synk_core._graph.spec import FunctionSpec, unnamed
 from synk_core._graph.values import on_host
 from synk_core._master.acts import Prepared
 from synk_core._master.orders import Orders
+from synk_core._master.planner import PlannedCall, Planner, Signature
 from synk_core._master.store import Standing
 from synk_core._plan.arguments import DEFAULT, Options
 from synk_core._plan.rows import kept
@@ -20,7 +20,6 @@ from synk_core._wire.messages import Prefetch
 from synk_core.exceptions import InputTypeError
 
 from .features import FunctionFeatures
-from .planner import PlannedCall, Planner
 
 _options: Any = tuple.__new__  # the class's own constructor is written in Python
 
@@ -90,7 +89,9 @@ class DelayedCall(Delayed):
             self._place = orders.store.take_place(self)
         act, origin, self._staged = Prefetch(0), 0, None
         try:
-            call, origin = self._function.planner.prepare(self._values, self._options, self._place)
+            call, origin = self._function.planner.prepare(
+                self._values, {}, self._options, self._place
+            )
         except Exception:  # noqa: BLE001 - the call raises it, when it is made
             orders.require_ready()
         else:
@@ -110,7 +111,7 @@ class DelayedCall(Delayed):
         staged = self._staged if ready and self._staged and self._staged[0].number else None
         if staged is None:
             values, options = self._values, self._options
-            staged = self._function.planner.prepare(values, options, standing.place)
+            staged = self._function.planner.prepare(values, {}, options, standing.place)
         call, origin = staged
         if self._function.is_due():
             return self._function.variant(call, self._options), origin
@@ -123,8 +124,8 @@ class DelayedCall(Delayed):
         return self._function.finish(result, self._options)
 
 
-OF_THE_RUNTIME = {"attach", "begin", "before_slices", "belongs_to", "calls", "finish", "is_due"}
-OF_THE_RUNTIME |= {"label", "number", "of_function", "orders", "planner", "rehearse"}
+OF_THE_RUNTIME = {"asks_from", "attach", "begin", "before_slices", "belongs_to", "calls", "finish"}
+OF_THE_RUNTIME |= {"is_due", "label", "number", "of_function", "orders", "planner", "rehearse"}
 OF_THE_RUNTIME |= {"reported", "spec", "take_options", "variant"}
 """Attributes that completion leaves out."""
 
@@ -255,11 +256,10 @@ class Function(FunctionFeatures):
             options = _options(Options, (output_subset, batch, batch_s, num_slices))
         try:
             with self.orders.lock:
-                values = self._signature.ordered(args, kwargs)
-                is_due = self.is_due()
+                is_due = self.calls >= self.asks_from and self.is_due()
                 if is_due:
-                    self.rehearse(values, options)
-                call, origin = self.planner.prepare(values, options, 0)
+                    self.rehearse(self._signature.ordered(args, kwargs), options)
+                call, origin = self.planner.prepare(args, kwargs, options, 0)
                 act = self.variant(call, options) if is_due else call
                 (result,) = self.orders.perform((act,), (origin,))
                 return self.finish(result, options)

@@ -6,12 +6,12 @@
            (checks, plans: acts)    (one order)     ├─> worker 2: Rank.perform ─┤ they
                                                     └─> master:   Rank.perform ─┘ collect
 
-1. `Function.__call__` checks its arguments and plans (`planner`): which rank takes which rows.
+1. `Function.__call__` plans (`_master.planner`): checks, and which rank takes which rows.
    What the workers lack is sent first (`Distributor`); arrays lie in shared memory (`DataStore`).
 2. A call becomes a numbered *act* in the `ActTable`; a call like an earlier one finds its act
    again. `Orders.perform` makes an order of such acts, and a `Record` of it for its observers.
 3. `Rank.perform` does one rank's part, the same code everywhere: it reads the order
-   (`_wire.orders`) and performs its acts (`_rank.call`, `_rank.collectives`): arrays are read from
+   (`_rank.rank`) and performs its acts (`_rank.call`, `_rank.collectives`): arrays are read from
    shared memory, results go through the communicator.
 4. The order ends when all ranks are known to have come to its end: by a barrier, the collecting of
    outputs, or an all_reduce. A rank that failed has declined; its peers have left the order; its
@@ -208,7 +208,7 @@ class Runtime(RuntimeFeatures):
         self._lifecycle.require_open()
         settings = Function.of_function(self, kwargs)
         spec, plain = self._builder.compile(make_spec(inputs, outputs, **kwargs))
-        with self._lifecycle.lock:
+        with self.orders.lock:
             function = self._entered(spec, plain, settings)
         if self.size > 1:
             warn_of_wrong(spec)
@@ -235,7 +235,7 @@ class Runtime(RuntimeFeatures):
 
     def distribute(self) -> None:
         """Replicate new functions and variables; see `synkhronos.distribute`."""
-        with self._lifecycle.lock:
+        with self.orders.lock:
             self._lifecycle.require_open()
             with self._track("waiting for the workers' start"):
                 self._lifecycle.await_workers()
@@ -267,7 +267,7 @@ class Runtime(RuntimeFeatures):
         """Seed on every rank what draws random numbers; see `synkhronos.seed`."""
         if not is_int(n) or not 0 <= n < 2**32:
             raise InputValueError(f"seed(): got {shown(n)}, expected an int from 0 to 2**32 - 1")
-        with self._lifecycle.lock, self._rank.registry.held() as variables:
+        with self.orders.lock, self._rank.registry.held() as variables:
             states = [variable for variable in variables.values() if is_random_state(variable)]
             numbers = self.orders.numbers(states)
             self.orders.perform_own(Collective("reseed", numbers, {"seed": int(n)}), "seed()")
@@ -291,5 +291,5 @@ class Runtime(RuntimeFeatures):
         Args:
             shared_vars: one variable or a list of them.
         """
-        with self._lifecycle.lock:
+        with self.orders.lock:
             self.registry.drifting.update(self.orders.numbers(listed_variables(shared_vars)))

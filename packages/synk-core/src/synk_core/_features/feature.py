@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Dict, Sequence, Tuple
 
-from synk_core._graph.inputs import Signature
 from synk_core._graph.spec import FunctionSpec
 from synk_core._master.acts import Prepared
 from synk_core._master.lifecycle import Lifecycle
 from synk_core._master.orders import Orders
+from synk_core._master.planner import Signature
 from synk_core._rank.rank import Rank
 from synk_core._wire.messages import Own
 
@@ -33,8 +34,13 @@ class RuntimeFeature:
 
 
 class FunctionFeature:
-    """A base class of `Function`; each does its own part of these methods, and calls the next."""
+    """A base class of `Function`; each does its own part of these methods, and calls the next.
 
+    Attributes:
+        asks_from: calls after which `is_due` is asked.
+    """
+
+    asks_from = sys.maxsize
     spec: FunctionSpec
     number: int
     calls: int

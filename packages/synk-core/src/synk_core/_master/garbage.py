@@ -22,7 +22,12 @@ first, and the journal's values with the second."""
 
 
 class Garbage:
-    """Forgets objects that the program has dropped, and informs observers."""
+    """Forgets objects that the program has dropped, and informs observers.
+
+    Attributes:
+        queues: of what is to be forgotten.
+        lingers_until: the order until which `collect` has something to do, whatever is in these.
+    """
 
     def __init__(
         self, here: Workplace, acts: ActTable, store: DataStore, observers: Observers
@@ -34,8 +39,8 @@ class Garbage:
         self._observers = observers
         self._functions: Dict[int, QueuedRef] = {}
         self._gone: Deque[QueuedRef] = deque()
-        self._lingers_until = -1
-        self._queues = self._gone, here.registry.gone, store.released
+        self.lingers_until = -1
+        self.queues = self._gone, here.registry.gone, store.released
 
     def watch(self, function: Any, number: int) -> None:
         """Forget a function once the program has dropped it."""
@@ -48,13 +53,13 @@ class Garbage:
     def collect(self) -> None:
         """Forget dropped objects, and acts whose arrays have moved. Call it with the lock held,
         before staging: an older act may refer to the same room."""
-        if any(self._queues) or self._here.serial <= self._lingers_until:
+        if any(self.queues) or self._here.serial <= self.lingers_until:
             self._collect()
 
     def _collect(self) -> None:
         # Removed from the queues last: after an interrupt it is handled once more.
         if self._gone or self._registry.gone:
-            self._lingers_until = self._here.serial + LINGERING_ORDERS
+            self.lingers_until = self._here.serial + LINGERING_ORDERS
         while self._gone:
             self._forget_function(self._gone[0].number)
             self._gone.popleft()
@@ -62,7 +67,7 @@ class Garbage:
             keys = self._store.released_keys()
             self._acts.forget_arrays(keys)
             self._store.forget(keys)
-        if self._here.serial <= self._lingers_until:
+        if self._here.serial <= self.lingers_until:
             self._forget_variables()
 
     def _forget_function(self, number: int) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import sys
 import threading
 from dataclasses import replace
 from functools import partial
@@ -22,10 +21,9 @@ import synk_comm
 from synk_core import engine
 from synk_core._graph import environment
 from synk_core._graph.devices.assignment import Assignment, take
-from synk_core._rank.rank import Enter, Rank
+from synk_core._rank.rank import STEPS_IN_LINE, Enter, Rank
 from synk_core._wire.flight import WORDS, Flight
 from synk_core._wire.messages import JOIN, ArrayRef, Hello
-from synk_core._wire.orders import STEPS_IN_LINE
 from synk_core._wire.settings import Settings
 from synk_core._wire.world import World
 from synk_core._workers.activity import Activity
@@ -35,7 +33,6 @@ from synk_core._workers.processes import MpiWorker
 from synk_core.exceptions import Closed
 
 from .failures import raise_for_start, start_errors
-from .lock import OrderLock
 from .store import DataStore
 
 
@@ -74,7 +71,7 @@ class Lifecycle:
             self.rank = Rank(master, size, master, settings, flight=own, threads=threads)
             self.activity.functions = self.rank.functions
             self._ranks = ranks
-            self.lock, self.closing = OrderLock(), threading.RLock()
+            self.closing = threading.RLock()
             self.settings, self.store, self._report = settings, store, report
             self.before_close: Callable[[], None] = lambda: None
             self.on_end: Callable[[], None] = lambda: None
@@ -175,13 +172,9 @@ class Lifecycle:
 
     def enter(self) -> None:
         """Prepare for an order; the first one waits for the workers' start."""
-        if self.reason is not None or os.getpid() != self.owner:
-            self.require_open()
-        LATER.at_the_next_chance()
-        if not self.joined:
-            self.await_workers()
-        if self.threads.seen != len(sys.modules):
-            self.threads.apply()
+        self.require_open()
+        self.await_workers()
+        self.threads.apply()
 
     def await_workers(self) -> None:
         """Wait for the workers' start, and join them; raise `StartError` if one fails."""

@@ -1,16 +1,19 @@
-"""Give orders to all ranks, one at a time."""
+"""Give orders to all ranks, one at a time, under a lock."""
 
 from __future__ import annotations
 
+import _thread
 import itertools
 import os
 import queue
+import sys
 import threading
 from contextlib import suppress
 from time import perf_counter
 from typing import Any, Hashable, List, Optional, Sequence, Tuple
 
 import synk_comm
+from synk_core._shield import FRAMES, require_frames
 from synk_core._wire.data import Data
 from synk_core._wire.messages import (
     DISTRIBUTE,
@@ -25,7 +28,7 @@ from synk_core._wire.messages import (
     Stop,
 )
 from synk_core._workers.interrupts import LATER
-from synk_core.exceptions import WorkerDied
+from synk_core.exceptions import NestedCall, WorkerDied
 
 from .acts import ActTable, Prepared
 from .builder import Builder
@@ -39,9 +42,55 @@ from .shipping import Shipping
 STOP_TIMEOUT_S = 0.5
 """Seconds for workers to take the order to stop: idle ones do at once."""
 
+_RLock: Any = _thread.RLock
+
 _new: Any = tuple.__new__  # constructors of named tuples are written in Python
 
 _CAN_BE_UNDONE = (Call, Prefetch, Collective)
+
+
+class OrderLock(_RLock):  # type: ignore[misc] # Any, because some versions' stubs are final
+    """A lock around staging and performing. Other threads wait for it.
+
+    The thread that holds it cannot take it again: that would be a call from inside a computation,
+    or from a signal handler, which would write into the memory that the outer one has prepared.
+
+    Its release is written in C, as plain locks' is: Ctrl-C comes before or after it.
+
+    Attributes:
+        running: whether an order is being performed.
+        began: when the lock was taken, in seconds of `time.perf_counter`.
+    """
+
+    def __init__(self) -> None:
+        self.running = False
+        self.began = 0.0
+        self._pid = os.getpid()
+
+    def __enter__(self) -> None:
+        try:
+            # Until Python 3.11 calls from C count, too: up to three for one frame.
+            sys._getframe(max(0, (sys.getrecursionlimit() - FRAMES) // 4))
+        except ValueError:
+            pass  # the stack is far from its limit
+        else:
+            require_frames()  # an order that has begun comes to its end
+        if os.getpid() != self._pid:  # a child, without the thread that may hold the lock
+            self._at_fork_reinit()
+            self._pid = os.getpid()
+        if self._is_owned():
+            raise NestedCall(
+                "got a call inside a call: this thread already performs one on this runtime (the "
+                "inner one comes from an Op's perform, a callback or a signal handler), expected "
+                "one at a time; use synk.step() to perform several together"
+            )
+        try:
+            self.acquire()
+            self.began = perf_counter()
+        except BaseException:  # a signal: `__exit__` will not run
+            if self._is_owned():
+                self.release()
+            raise
 
 
 class Orders:
@@ -56,7 +105,7 @@ class Orders:
     def __init__(self, lifecycle: Lifecycle, builder: Builder) -> None:
         self._lifecycle, self._builder = lifecycle, builder
         rank = self._rank = lifecycle.rank
-        self.size, self.master, self.lock = rank.size, rank.master, lifecycle.lock
+        self.size, self.master, self.lock = rank.size, rank.master, OrderLock()
         self.store = lifecycle.store
         self.require_open = lifecycle.require_open
         self.prefetches = rank.device.uploads is not None
@@ -82,7 +131,9 @@ class Orders:
         lifecycle = self._lifecycle
         if lifecycle.reason is not None or os.getpid() != lifecycle.owner:
             lifecycle.require_open()
-        self.garbage.collect()
+        garbage = self.garbage
+        if any(garbage.queues) or self._rank.serial <= garbage.lingers_until:
+            garbage.collect()
 
     def enter(self, prepared: Prepared, key: Hashable = None) -> Prepared:
         """Number an act whose arrays are staged; it is found again by its key."""
@@ -113,8 +164,16 @@ class Orders:
             KeyboardInterrupt: nothing was done.
         """
         began, lifecycle, rank, lock = perf_counter(), self._lifecycle, self._rank, self.lock
-        lifecycle.enter()
-        record = Record(acts, rank.times, began - lock.began)
+        if (
+            lifecycle.reason is not None
+            or not lifecycle.joined
+            or lifecycle.threads.seen != len(sys.modules)
+            or os.getpid() != lifecycle.owner
+        ):
+            lifecycle.enter()
+        LATER.at_the_next_chance()
+        record = Record()
+        record.acts, record.times, record.scatter_s = acts, rank.times, began - lock.began
         for before in self.observers.before:
             before(record)
         lifecycle.wait_began = perf_counter()

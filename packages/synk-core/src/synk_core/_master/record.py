@@ -8,33 +8,21 @@ Hook = Callable[["Record"], None]
 
 
 class Record:
-    """An order.
+    """An order. It has no constructor, which would take half a microsecond of each call.
 
-    Args:
+    Attributes:
         acts: its prepared acts, each with its `act`, `label`, and `nbytes` of inputs.
         times: seconds of computing, by act and rank, once all ranks have performed it.
         scatter_s: seconds in which the master checked, planned and copied inputs.
-
-    Attributes:
         serial: its number; 0 until it is given.
         run_s: seconds from then to its end.
     """
 
-    __slots__ = ("acts", "run_s", "scatter_s", "serial", "times")
-
-    def __init__(
-        self,
-        acts: Sequence[Any],
-        times: Any,
-        scatter_s: float = 0.0,
-        run_s: float = 0.0,
-        serial: int = 0,
-    ) -> None:
-        self.acts = acts
-        self.times = times
-        self.scatter_s = scatter_s
-        self.run_s = run_s
-        self.serial = serial
+    acts: Sequence[Any]
+    times: Any
+    scatter_s = 0.0
+    run_s = 0.0
+    serial = 0
 
 
 class Observers:

@@ -97,8 +97,6 @@ def selector(batch: Any, what: str = "batch") -> Selector:
     """
     if batch is None:
         return slice(None)
-    if isinstance(batch, np.ndarray) and batch.ndim == 1 and batch.dtype == np.int64:
-        return batch  # the common case: as below
     if is_int(batch):
         return slice(None, _bounded(int(batch)))
     if isinstance(batch, slice):
@@ -267,7 +265,8 @@ def selection_for(
             f"list what every rank needs whole in bcast_inputs, or cut them to one length, or "
             f"select rows with batch="
         )
-    chosen = selector(batch)
+    is_index = type(batch) is np.ndarray and batch.ndim == 1 and batch.dtype == np.int64
+    chosen = batch if is_index else selector(batch)
     if not any(minibatch) and lengths.count(lengths[0]) == len(lengths):
         return _selection(chosen, lengths[0])  # the same for all inputs; below, for each
     full = [n for n, mini in zip(lengths, minibatch) if not mini]
@@ -366,10 +365,10 @@ def all_ranges(selectors: Sequence[Selector]) -> bool:
 
 
 def selecting(
-    select: Optional[str], selection: Optional[Selection], start: int, stop: int
+    select: Optional[str], selection: Selection, start: int, stop: int
 ) -> List[np.ndarray]:
     """Return the arguments that select rows ``start:stop`` of a selection; see `Form.select`."""
-    if select is None or selection is None:
+    if select is None:
         return []
     if select == "range":
         return [np.asarray(selection.start + start), np.asarray(selection.start + stop)]

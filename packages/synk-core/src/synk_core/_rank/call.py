@@ -1,10 +1,7 @@
-"""One rank's share of a call: its rows, slice by slice; the master collects the results.
+"""One rank's share of a call: take its rows, compute; the master collects the results.
 
-The same functions in the master and in the workers. A call that is not sliced runs the plain
-form once, and its updates are the engine's own. A sliced call runs every slice from the original
-values of the updated variables, accumulates outputs and updates weighted by rows, and applies
-the updates once, at the end. Updates of random states are the exception: they advance with
-every execution.
+The same functions in the master and in the workers. A call of rows that lie together runs the plain
+form once, and its updates are the engine's own; `.slices` does the others.
 """
 
 from __future__ import annotations
@@ -15,28 +12,24 @@ from types import MappingProxyType
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
+from numpy import generic, ndarray
 
 from synk_core._graph.fast_call import trusting
-from synk_core._graph.shared import changed_by, store, value_of
-from synk_core._plan.rows import (
-    Selection,
-    read_selector,
-    require_own_row,
-    select,
-    selecting,
-    split_rows,
-)
+from synk_core._graph.shared import changed_by
+from synk_core._graph.values import is_device_type
+from synk_core._plan.ops import REDUCE_OPS
+from synk_core._wire.arrays import PIECE
 from synk_core._wire.flight import KINDS, Phase, in_slice
-from synk_core._wire.messages import ROWLESS, Call, Prefetch
+from synk_core._wire.messages import Call, Prefetch, Rows
 from synk_core.device import Launcher, VectorParts
-from synk_core.exceptions import InputValueError, SynkError
+from synk_core.exceptions import SynkError
 
 from .collectives import PreparedCollective
 from .functions import LoadedFunction
 from .in_graph import GraphReductions
-from .inputs import CallInputs
-from .outputs import Accumulator, collect, collect_on_device, reduce_to
+from .outputs import collect, collect_on_device, reduce_to
 from .overlap import OverlappedAverage
+from .slices import Slices
 from .workplace import Workplace
 
 # Members of enums are slow to look up in some versions of Python.
@@ -46,6 +39,86 @@ _COLLECTIVE, _REDUCE = Phase.COLLECTIVE, Phase.REDUCE
 
 Execute = Callable[[Any, Sequence[Any]], List[Any]]
 """Runs a function on arguments, and does more: reductions inside it, or an average of its parts."""
+
+
+class CallInputs:
+    """Takes the rows of a call, again and again.
+
+    Attributes:
+        scattered: the arrays of which rows are taken, and how.
+        broadcast: arrays that are taken whole.
+        copies: whether rows are copied: by an index, or for a copy to the device.
+        brought: by argument, whether it lies on the device when the function gets it.
+    """
+
+    def __init__(self, here: Workplace, call: Call, loaded: LoadedFunction, function: Any) -> None:
+        arrays = here.arrays
+        self._here, self._buffers = here, loaded.buffers
+        self._rows = call.rows or Rows(bounds=())
+        self._index = None if self._rows.index is None else arrays.get(self._rows.index)
+        self.scattered = [(arrays.get(item.array), item) for item in call.scattered]
+        self.broadcast = [arrays.get(ref) for ref in call.broadcast]
+        self._takes = [
+            array.flags.c_contiguous and array.flags.aligned and not item.axis
+            for array, item in self.scattered
+        ]
+        self.brought = [is_device_type(s.variable.type) for s in function.maker.inputs]
+        self.brings = any(self.brought)
+        self.copies = self._index is not None
+        for i, array in enumerate(self.arrays):
+            is_scattered = i < len(self.scattered)
+            # Rows by an index go through a buffer anyway.
+            if self.brought[i] and not (is_scattered and self._index is not None):
+                if not here.device.lock(array) and is_scattered:
+                    self.copies = True
+
+    @property
+    def arrays(self) -> List[np.ndarray]:
+        """All arrays, in the order of the arguments."""
+        return [array for array, _ in self.scattered] + self.broadcast
+
+    def take(self, origin: int, start: int, stop: int, turn: int = 0) -> List[np.ndarray]:
+        """Return the arguments for rows ``start:stop`` of the selection: views, or copies in
+        buffers of this `turn` that are reused from call to call; `origin` is its lowest row."""
+        arguments = []
+        for position, (array, item) in enumerate(self.scattered):
+            every = np.moveaxis(array, item.axis, 0) if item.axis else array
+            if item.selected:
+                rows = every[start:stop]
+            elif self._index is not None:
+                rows, index = self._buffer(position, every, stop - start, turn), self._index
+                if rows.nbytes < PIECE and self._takes[position]:
+                    # To clip spares NumPy a second buffer.
+                    array.take(index[start:stop], 0, rows, "clip")
+                else:
+                    self._here.arrays.take(every, index[start:stop], rows)
+            else:
+                span = self._rows.span(start, stop, origin, origin if item.minibatch else 0)
+                rows = every[span]
+                if self.copies and self.brought[position]:
+                    buffer = self._buffer(position, every, stop - start, turn)
+                    np.copyto(buffer, rows)
+                    rows = buffer
+            arguments.append(np.moveaxis(rows, 0, item.axis) if item.axis else rows)
+        return arguments + self.broadcast
+
+    def _buffer(self, position: int, like: np.ndarray, length: int, turn: int) -> np.ndarray:
+        """Return memory for `length` rows of the input at `position`."""
+        held, row = self._buffers.get((position, turn)), like.shape[1:]
+        if held is None or len(held) < length or held.shape[1:] != row or held.dtype != like.dtype:
+            held = self._here.device.buffer((length, *row), like.dtype)
+            self._buffers[position, turn] = held
+        return held[:length]
+
+    def bring(self, arguments: Sequence[Any]) -> List[Any]:
+        """Return arguments where the function gets them; `Device.settle` follows."""
+        bring = self._here.device.bring
+        return [bring(a) if b else a for a, b in zip(arguments, self.brought)]
+
+    def close(self) -> None:
+        """Drop references to shared memory."""
+        self.scattered, self.broadcast = [], []
+        self._index = None
 
 
 class CallResult(NamedTuple):
@@ -106,7 +179,7 @@ class PreparedCall:
     """
 
     def __init__(self, here: Workplace, call: Call) -> None:
-        arrays, comm, loaded = here.arrays, here.comm, here.functions[call.function_id]
+        comm, loaded = here.comm, here.functions[call.function_id]
         self._here = here
         self._comm = comm
         self._call = call
@@ -117,27 +190,22 @@ class PreparedCall:
         if nodes and here.size > 1:
             self._reductions = GraphReductions(nodes, loaded.recipe.replicated, here)
         self._inputs = CallInputs(here, call, loaded, self._function)
-        self._selectors = [(arrays.get(s.array), s.is_slice) for s in call.selectors]
         self._bounds = ((0, 0),) * comm.size if call.rows is None else call.rows.bounds
         self._counts = (1,) * comm.size if call.rows is None else call.rows.counts
         rows = self._counts[comm.rank]
         recipe = loaded.recipe
         wanted = range(len(recipe.output_ops)) if call.outputs is None else call.outputs
         self._ops = [recipe.output_ops[position] for position in wanted]
-        self._selects = bool(recipe.sliceable)
-        # Whether there is one execution, of rows that lie together.
-        self._whole = (
-            call.num_slices == 1
-            and not call.form.accumulate
-            and call.form.select is None
-            and not recipe.row_shares
-            and not (self._selects and call.rows is None)
-            and rows > 0
-        )
+        # None: there is one execution, of rows that lie together.
+        self._slices: Optional[Slices] = None
+        is_whole = call.num_slices == 1 and not call.form.accumulate and call.form.select is None
+        if not is_whole or recipe.row_shares or recipe.sliceable or not rows:
+            self._slices = Slices(here, call, loaded, self._inputs, self._run)
         # A slice computes only a part of a number.
-        self.sends_early = self._whole and (comm.size == 1 or here.device.takes_collectives)
+        self.sends_early = self._slices is None and (
+            comm.size == 1 or here.device.takes_collectives
+        )
         self._origin: Optional[int] = None
-        self._piece = 0
         self._arguments: List[np.ndarray] = []
         self._ahead: Optional[List[Any]] = None  # arguments whose rows were taken before
         self._average: Optional[OverlappedAverage] = None
@@ -173,7 +241,7 @@ class PreparedCall:
         here, loaded, form = self._here, self._loaded, self._call.form
         averages = following.averages if isinstance(following, PreparedCollective) else None
         # All ranks see this alike.
-        is_possible = self._whole and all(self._counts) and self._reductions is None
+        is_possible = self._slices is None and all(self._counts) and self._reductions is None
         self._average = None
         if averages is not None and averages[0] == self._call.function_id and is_possible:
             key = form, averages[1]
@@ -193,27 +261,24 @@ class PreparedCall:
 
         `origin` is the lowest row of the selection, `place` is in `times`, where there is room.
         """
-        here, counts = self._here, self._counts
-        rank, flight = here.rank, here.flight
+        here, counts, flight = self._here, self._counts, self._here.flight
         if self._changed:
             here.journal.keep(self._changed)
         if self._average is not None:
             self._average.begin(self._counts)
         if self._launcher is not None:
             self._launcher.sends_early = self.sends_early
+        slices = self._slices
+        if slices is not None:
+            counts = slices.select()
         begin = perf_counter()
-        values: Optional[List[Any]]
-        selection = None
-        if self._selects:
-            selection, counts = self._select_rows()
-            begin = perf_counter()
         if self._reductions is not None:
             self._reductions.begin(counts, self._call.num_slices)
-        if self._whole:
+        values: Optional[List[Any]]
+        if slices is None:
             values = self._compute_whole(origin)
         else:
-            compute = self._compute if counts[rank] else self._compute_without_rows
-            values = compute(origin, counts, selection)
+            values = slices.compute(self._careful, origin, self._changed)
         if self._reductions is not None:
             flight.enter(_COLLECTIVE)
             self._reductions.finish()
@@ -240,11 +305,16 @@ class PreparedCall:
             if not here.is_master:
                 results = [value if i in places else None for i, value in enumerate(results)]
         else:
-            later = {}
-            results = []
+            later, results, master = {}, [], here.master
             for i, op in enumerate(ops):
                 value = None if values is None else values[i]
-                results.append(collect(comm, here.master, op, value, weight))
+                if type(value) is not ndarray or op not in REDUCE_OPS or comm.size == 1:
+                    value = collect(comm, master, op, value, weight)
+                elif op == "avg":
+                    value = comm.reduce(value, op, master, weight=weight)
+                else:
+                    value = comm.reduce(value, op, master)
+                results.append(np.asarray(value) if isinstance(value, generic) else value)
         if here.device.is_gpu and (here.is_master or later):
             results = here.device.send(results)
         return _result(CallResult, (results, counts, later, weight, None))
@@ -277,7 +347,7 @@ class PreparedCall:
         if loaded.ahead is not None:
             loaded.ahead.drop_prefetched()
         uploads = here.device.uploads
-        if not self._whole or uploads is None or here.check[0] is not None:
+        if self._slices is not None or uploads is None or here.check[0] is not None:
             return
         here.flight.enter(_COPY)
         turn = loaded.turn
@@ -295,14 +365,16 @@ class PreparedCall:
         """Forget prefetched rows: the call takes them itself."""
         self._ahead = None
 
-    def _run(self, function: Any, arguments: Sequence[np.ndarray], begin: int) -> List[Any]:
-        """Run the function on rows of the selection, from row `begin`."""
-        check = self._here.check[0]
+    def _run(
+        self, function: Any, arguments: Sequence[np.ndarray], begin: int, piece: int = 0
+    ) -> List[Any]:
+        """Run the function on rows of the selection, from row `begin`: of a slice, from 1."""
+        check, execute = self._here.check[0], self._strategy
         try:
             if check is None:
-                return self._launch(function, arguments, self._strategy)
-            loaded, call, launch = self._loaded, self._call, partial(self._launch, function)
-            about = loaded, call, begin, self._piece, self._reductions, launch, arguments
+                return self._launch(function, piece, arguments, execute)
+            launch = partial(self._launch, function, piece)
+            about = self._loaded, self._call, begin, piece, self._reductions, launch, arguments
             return check(Execution(*about))
         except Exception as error:
             if self._call.scattered and not isinstance(error, SynkError):
@@ -312,13 +384,17 @@ class PreparedCall:
             raise
 
     def _launch(
-        self, function: Any, arguments: Sequence[np.ndarray], execute: Optional[Execute]
+        self,
+        function: Any,
+        piece: int,
+        arguments: Sequence[np.ndarray],
+        execute: Optional[Execute],
     ) -> List[Any]:
         try:
             if self._inputs.brings:
                 self._here.flight.enter(_COPY)
                 arguments = self._inputs.bring(arguments)
-            self._here.flight.enter(in_slice(_SLICE, self._piece) if self._piece else _COMPUTE)
+            self._here.flight.enter(in_slice(_SLICE, piece) if piece else _COMPUTE)
             results: List[Any] = (
                 function(*arguments) if execute is None else execute(function, arguments)
             )
@@ -335,117 +411,10 @@ class PreparedCall:
     def close(self) -> None:
         """Drop references to shared memory: others may still hold this object."""
         self._inputs.close()
-        self._selectors = []
+        if self._slices is not None:
+            self._slices.close()
         self._arguments = []
         self._ahead = None
-
-    def _select_rows(self) -> Tuple[Selection, Tuple[int, ...]]:
-        """Return this rank's rows of sliceable variables, and all ranks' counts; blocks."""
-        counts = self._counts
-        self._here.flight.enter(_COPY)
-        selection = self._select()
-        self._here.flight.enter(_COLLECTIVE)
-        if self._call.rows is not None:
-            # Every rank has the rows it needs before any rank computes.
-            self._comm.barrier()
-        else:
-            parts = self._comm.all_gather(np.asarray(selection.count, np.int64))
-            counts = tuple(int(part) for part in parts)
-        require_own_row(self._ops, counts, self._here.master, self.doing)
-        return selection, counts
-
-    def _select(self) -> Selection:
-        """Return the rows of its sliceable shared variables that this rank uses; raise if they
-        do not fit each other or the scattered inputs' share."""
-        rank, registry = self._comm.rank, self._here.registry
-        named = {
-            registry.label(n): value_of(registry[n]).shape[0] for n in self._loaded.recipe.sliceable
-        }
-        selector = read_selector(*self._selectors[rank]) if self._selectors else None
-        if selector is None and len(set(named.values())) > 1:
-            raise InputValueError(
-                f"sliceable shared variables must have one length on each rank, got {named} on "
-                f"rank {rank}; select rows with batch_s="
-            )
-        selection = select(selector, min(named.values()), f"batch_s on rank {rank}")
-        if self._call.rows is not None and selection.count != self._counts[rank]:
-            raise InputValueError(
-                f"rank {rank} got {self._counts[rank]} rows of the scattered inputs, but uses "
-                f"{selection.count} of its sliceable shared variables; the two must be equal"
-            )
-        return selection
-
-    def _compute(
-        self, origin: int, counts: Sequence[int], selection: Optional[Selection]
-    ) -> List[Any]:
-        """Execute slice by slice."""
-        rank, total = self._comm.rank, sum(counts)
-        rows = counts[rank]
-        # As many as there are rows at most: the others are empty.
-        pieces = split_rows(rows, min(self._call.num_slices, max(rows, 1)))
-        accumulates = self._call.form.accumulate
-        sliced = accumulates or len(pieces) > 1
-        first = self._bounds[rank][0]
-        recipe = self._loaded.recipe
-        wanted, n_outputs = self._call.outputs, len(recipe.output_ops)
-        ops = [*self._ops, *(recipe.update_ops if accumulates else ())] if sliced else []
-        accumulators = [Accumulator(op, self.doing) for op in ops]
-        values: List[Any] = []
-        try:
-            for i, (start, stop) in enumerate(pieces):
-                self._piece = i + 1 if sliced else 0
-                self._here.flight.enter(in_slice(_COPY, self._piece))
-                self._here.flight.raise_if_interrupted(self._here.serial)
-                self._set_row_share((stop - start) / total if total else 1.0)
-                arguments = self._inputs.take(origin, first + start, first + stop)
-                arguments += selecting(self._call.form.select, selection, start, stop)
-                values = self._run(self._careful, arguments, first + start)
-                # Not every linker takes output_subset, and updates have to run whatever is wanted.
-                if wanted is not None:
-                    values = [values[i] for i in wanted] + values[n_outputs:]
-                for accumulator, value in zip(accumulators, values):
-                    # The one piece of a call without rows counts whole.
-                    accumulator.add(value, stop - start or 1)
-        finally:
-            self._piece = 0
-            self._set_row_share(1.0)
-        if not sliced:
-            return values
-        results = [accumulator.result() for accumulator in accumulators]
-        n_wanted = len(self._ops)
-        for number, value in zip(recipe.updated, results[n_wanted:]):
-            store(self._here.registry[number], value)
-        return results[:n_wanted]
-
-    def _compute_without_rows(
-        self, origin: int, counts: Sequence[int], selection: Optional[Selection]
-    ) -> Optional[List[Any]]:
-        """Make the updates that no row goes into; None: this rank contributes nothing.
-
-        If no rank has rows, the master computes outputs on nothing.
-        """
-        values = None
-        if not any(counts) and self._comm.rank == self._here.master:
-            kept = self._here.journal.kept
-            before = [(storage, kept(storage[0])) for storage in self._changed]
-            try:
-                values = self._compute(origin, counts, selection)
-            finally:
-                for storage, value in before:
-                    storage[0] = value
-        rowless = self._loaded.forms.get(ROWLESS)
-        if rowless is not None:
-            self._here.flight.enter(_COMPUTE)
-            self._here.flight.raise_if_interrupted(self._here.serial)
-            brought = self._inputs.brought[len(self._call.scattered) :]
-            bring, whole = self._here.device.bring, self._inputs.broadcast
-            rowless(*(bring(a) if b else a for a, b in zip(whole, brought)))
-        return values
-
-    def _set_row_share(self, share: float) -> None:
-        for number in self._loaded.recipe.row_shares:
-            variable = self._here.registry[number]
-            store(variable, np.asarray(share, dtype=variable.dtype))
 
 
 class PreparedPrefetch:

@@ -13,8 +13,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import pickle
+from dataclasses import replace
 from time import perf_counter
-from typing import Any, Callable, Dict, List, Optional, Tuple, Type
+from typing import Any, Callable, Dict, List, Optional, Type
+
+import numpy as np
 
 import synk_comm
 from synk_comm import cuda
@@ -32,7 +36,6 @@ from synk_core._wire.messages import (
     Step,
     Stop,
 )
-from synk_core._wire.orders import OrderLine
 
 from .call import CallResult, PreparedCall, PreparedPrefetch
 from .collectives import PreparedCollective
@@ -59,6 +62,69 @@ REASON_LIMIT = 1000
 """Characters of a reason that peers get; tracebacks go to the master alone."""
 
 
+WIDTH = 32
+"""Integers in a line: serial, bytes of extras, number of steps, then two for each step."""
+
+_HEADER = 3
+STEPS_IN_LINE = (WIDTH - _HEADER) // 2
+
+_GRAIN = 512
+"""Extras are padded to multiples of this many bytes: few lengths, few different broadcasts."""
+
+
+class OrderLine:
+    """Sends orders in the master; receives them in a worker."""
+
+    def __init__(self, comm: Any, master: int) -> None:
+        self._broadcast: Callable[..., Any] = comm.broadcast
+        self._master = master
+        self._line = np.zeros(WIDTH, np.int64)
+        # Single integers go in quicker this way.
+        self._words: Any = memoryview(self._line)  # type: ignore[arg-type] # says NumPy 1
+
+    def give(self, order: Order, timeout_s: Optional[float] = None) -> None:
+        """Send an order to all other ranks; block until they take it, at most for `timeout_s`
+        seconds (None: the communicator's)."""
+        serial, steps, extras = order
+        words = self._words
+        words[0], words[1], words[2] = serial, 0, len(steps)
+        payload = b""
+        if len(steps) > STEPS_IN_LINE:
+            extras = replace(extras or Extras({}), steps=list(steps))
+        else:
+            place = _HEADER
+            for number, origin in steps:
+                words[place], words[place + 1] = number, origin
+                place += 2
+        if extras is not None:
+            payload = pickle.dumps(extras, protocol=5)
+            words[1] = len(payload)
+        self._broadcast(self._line, self._master, timeout_s=timeout_s)
+        if payload:
+            padded = np.zeros(_padded(len(payload)), np.uint8)
+            padded[: len(payload)] = np.frombuffer(payload, np.uint8)
+            self._broadcast(padded, self._master, timeout_s=timeout_s)
+
+    def take(self) -> Order:
+        """Wait for the master's next order, or for the master's end."""
+        self._broadcast(self._line, self._master)
+        serial, length, count, *words = self._line.tolist()
+        steps: List[Step] = []
+        if count <= STEPS_IN_LINE:
+            steps = [Step(words[2 * i], words[2 * i + 1]) for i in range(count)]
+        if not length:
+            return Order(serial, steps)
+        padded = np.empty(_padded(length), np.uint8)
+        self._broadcast(padded, self._master)
+        # From the master alone: through memory that only its children can open, or by MPI.
+        extras: Extras = pickle.loads(padded[:length].tobytes())
+        return Order(serial, steps if extras.steps is None else extras.steps, extras)
+
+
+def _padded(length: int) -> int:
+    return -(-length // _GRAIN) * _GRAIN
+
+
 class Rank(Workplace):
     """A rank at work: joins the others, performs orders, undoes those that fail.
 
@@ -76,6 +142,7 @@ class Rank(Workplace):
         self.in_step = True
         self.also_declined: Dict[int, str] = {}
         self.failed_at = 0.0
+        self._ending = False  # whether the others may have done the order under way
         self.pid = os.getpid()
         self.before_decline: Callable[[BaseException], Optional[float]] = lambda _error: None
         self.line: Optional[OrderLine] = None
@@ -125,7 +192,7 @@ class Rank(Workplace):
             Exception: this rank failed, and its peers have left the order.
         """
         # Pessimistic: after an interrupt in between, the ranks may have lost each other.
-        self.in_step, self.doing = False, ""
+        self.in_step, self.doing, self._ending = False, "", False
         if self.device.is_gpu:
             self.device.begin()
         prepared = perf_counter()
@@ -142,32 +209,28 @@ class Rank(Workplace):
             raise
         self.serial = order.serial
         self.doing = "taking in what is new"
-        self.journal.begin()
+        if self.journal.kept_values or self.journal.spares:
+            self.journal.begin()
         known = self.registry.end
         recorder = flight.recorder
-        ending = False
         try:
-            # Nothing interrupts a wait for others: the ranks would lose each other.
+            # Nothing interrupts a wait for others: the ranks would lose each other. An interrupt
+            # that comes before this rank has noted its failure is caught below.
             try:
-                performed = self._perform_acts(order)
+                results = self._perform_acts(order)
             except BaseException:
                 if flight.phase[0] in OWN_WORK:
                     flight.enter(Phase.FAIL)
                 raise
-            if performed is None:
-                flight.enter(Phase.CLOSE)
-                return None
-            ending = True
-            results = self._finish(*performed)
-            if recorder is not None:
+            if recorder is not None and results is not None:
                 names = [self.acts[number].name for number, _ in order.steps]
                 recorder.performed(order.serial, names, began or prepared, prepared, self.is_master)
             return results
         except BaseException as error:
-            self._fail(error, order, known, ending)
+            self._fail(error, order, known)
             raise
 
-    def _fail(self, error: BaseException, order: Order, known: int, ending: bool) -> None:
+    def _fail(self, error: BaseException, order: Order, known: int) -> None:
         """Undo an order, and have the others leave it, unless one of them has failed."""
         self.failed_at = perf_counter()
         try:
@@ -176,14 +239,15 @@ class Rank(Workplace):
             self.journal.undo()
         if self.group_raised(error):
             self.in_step = isinstance(error, (synk_comm.PeerDeclined, synk_comm.MismatchError))
-        elif ending:
+        elif self._ending:
             # The others may have finished: this rank alone has undone the order.
             self.in_step = False
         else:
             self._decline(error)
 
-    def _perform_acts(self, order: Order) -> Optional[Tuple[List[Any], bool]]:
-        """Return results, and whether the last act has synchronized all ranks; None to stop."""
+    def _perform_acts(self, order: Order) -> Optional[List[Any]]:
+        """Perform the acts, and wait until all ranks have; return results as the user gets them.
+        None to stop."""
         flight = self.flight
         serial, steps, extras = order
         if extras is not None:
@@ -192,12 +256,14 @@ class Rank(Workplace):
         results = []
         place, synchronized = self.rank, self.size == 1
         average = None  # what an act may do for the one after it
+        on_device = self.device.takes_collectives
         for i, (number, origin) in enumerate(steps):
             act = self.acts[number]
             if act is None:
+                flight.enter(Phase.CLOSE)
                 return None
             self.doing = act.doing
-            if self.device.takes_collectives:
+            if on_device:
                 if isinstance(act, PreparedCollective):
                     act.average = average
                 following = self.acts[steps[i + 1][0]] if i + 1 < len(steps) else None
@@ -207,9 +273,19 @@ class Rank(Workplace):
             flight.end(_DONE)
             place += self.size
             synchronized = act.synchronizes
-        if self.device.takes_collectives and any(map(_is_incomplete, results)):
-            return self._collected(results, steps), True
-        return results, synchronized
+        if on_device and any(map(_is_incomplete, results)):
+            results, synchronized = self._collected(results, steps), True
+        self._ending = True
+        if not synchronized and self.size > 1:
+            flight.enter(_END)
+            self.comm.barrier()
+        if self.is_master:
+            if self.device.is_gpu:
+                flight.enter(_END)
+                results = self.device.fetch(results)
+            flight.enter(_IDLE)
+        self.in_step = True
+        return results
 
     def _collected(self, results: List[Any], steps: List[Step]) -> List[Any]:
         """Return the results, with what calls have left to be collected in the end."""
@@ -227,19 +303,6 @@ class Rank(Workplace):
         self.flight.mark(self.serial, ActOutcome.UNDONE)
         self.undone = self.serial
         self.journal.undo()
-
-    def _finish(self, results: List[Any], synchronized: bool) -> List[Any]:
-        """Wait until all ranks are done, unless they are; return results as the user gets them."""
-        if not synchronized and self.size > 1:
-            self.flight.enter(_END)
-            self.comm.barrier()
-        if self.rank == self.master:
-            if self.device.is_gpu:
-                self.flight.enter(_END)
-                results = self.device.fetch(results)
-            self.flight.enter(_IDLE)
-        self.in_step = True
-        return results
 
     def send(self, order: Order, timeout_s: float) -> None:
         """Send the other ranks their last order, which this one does not perform."""

@@ -24,31 +24,36 @@ _FREE = 2
 
 
 class Journal:
-    """The old values of the variables; if not `on`, values are overwritten and not restored."""
+    """The old values of the variables; if not `on`, values are overwritten and not restored.
+
+    Attributes:
+        kept_values: storages, and their values from before the order.
+        spares: arrays for later values, and the orders that left them, by number of a variable.
+    """
 
     def __init__(self, on: bool = True) -> None:
         self.on = on
-        self._kept: List[Tuple[Sequence[Storage], List[Any]]] = []
+        self.kept_values: List[Tuple[Sequence[Storage], List[Any]]] = []
         self._known: Optional[Tuple[Set[int], Set[int]]] = None
-        self._spares: Dict[int, Tuple[Any, int]] = {}
+        self.spares: Dict[int, Tuple[Any, int]] = {}
         self._orders = 0
 
     def begin(self) -> None:
         """Begin an order, and commit the one before."""
-        if self._kept:
-            self._kept, self._known = [], None
-        if self._spares:
+        if self.kept_values:
+            self.kept_values, self._known = [], None
+        if self.spares:
             self._orders += 1
             if self._orders % SPARE_ORDERS == 0:
                 old = self._orders - SPARE_ORDERS
-                self._spares = {n: spare for n, spare in self._spares.items() if spare[1] > old}
+                self.spares = {n: spare for n, spare in self.spares.items() if spare[1] > old}
 
     def keep(self, storages: Sequence[Storage], always: bool = False) -> None:
         """Keep the values of variables that get new ones next; with `always` copies, if values are
         overwritten."""
         if storages and (self.on or always):
             values = list(map(_VALUE, storages))
-            self._kept.append((storages, values if self.on else copy.deepcopy(values)))
+            self.kept_values.append((storages, values if self.on else copy.deepcopy(values)))
             self._known = None
 
     def kept(self, value: Any) -> Any:
@@ -61,9 +66,9 @@ class Journal:
         refers to it."""
         value = storage[0]
         # Nothing that was not kept before is new.
-        if (not self.on or (self._kept and self._is_new(storage))) and is_plain(value):
+        if (not self.on or (self.kept_values and self._is_new(storage))) and is_plain(value):
             return value
-        spare, _ = self._spares.pop(number, (None, 0))
+        spare, _ = self.spares.pop(number, (None, 0))
         if (
             spare is None
             or sys.getrefcount(spare) > _FREE
@@ -73,7 +78,7 @@ class Journal:
         ):
             spare = empty_like(value, value.shape, value.dtype)
         if self.on and not is_view(value):
-            self._spares[number] = value, self._orders
+            self.spares[number] = value, self._orders
         return spare
 
     def _is_new(self, storage: Storage) -> bool:
@@ -81,27 +86,27 @@ class Journal:
         rank without rows changes nothing, and a function may exchange two variables' arrays."""
         if self._known is None:
             self._known = (
-                {id(storage) for storages, _ in self._kept for storage in storages},
-                {id(value) for _, values in self._kept for value in values},
+                {id(storage) for storages, _ in self.kept_values for storage in storages},
+                {id(value) for _, values in self.kept_values for value in values},
             )
         storages, values = self._known
         return id(storage) in storages and id(storage[0]) not in values and not is_view(storage[0])
 
     def undo(self) -> None:
         """Restore the values that all variables had when the order began."""
-        while self._kept:
-            storages, values = self._kept[-1]
+        while self.kept_values:
+            storages, values = self.kept_values[-1]
             for storage, value in zip(storages, values):
                 storage[0] = value
             # Last: an interrupted undo can be repeated.
-            self._kept.pop()
+            self.kept_values.pop()
         self._known = None
 
     def forget(self, number: int) -> None:
         """Drop the spare array of a deleted variable."""
-        self._spares.pop(number, None)
+        self.spares.pop(number, None)
 
     def close(self) -> None:
         """Drop everything."""
-        self._kept, self._known = [], None
-        self._spares.clear()
+        self.kept_values, self._known = [], None
+        self.spares.clear()

@@ -163,9 +163,8 @@ def _prepare(hello: Hello, world: Optional[World], far: Optional[MpiChannel]) ->
     engine.load(hello.adapter)
     from synk_core._graph.devices.assignment import take
     from synk_core._graph.random_streams import seed_globals
-    from synk_core._rank.rank import Rank
+    from synk_core._rank.rank import STEPS_IN_LINE, Rank
     from synk_core._wire.flight import Flight
-    from synk_core._wire.orders import STEPS_IN_LINE
 
     from .interrupts import obey
 

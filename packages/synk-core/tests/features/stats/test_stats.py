@@ -58,13 +58,20 @@ def test_stats_name_the_slowest_rank_and_the_time_for_it(trio, tmp_path):
     assert [line.endswith("replayed") for line in lines[1:3]] == [True, False]
 
 
+def recorded(acts, times, scatter_s, run_s, serial=0):
+    record = Record()
+    record.acts, record.times, record.scatter_s = acts, times, scatter_s
+    record.run_s, record.serial = run_s, serial
+    return record
+
+
 def test_times_of_other_hosts_count_when_they_come():
     """Rank 2 is on another host; in the second call it was quicker, in the third it has no log."""
     ledger = Ledger(3, 0, is_whole=False)
     acts = [Prepared(CALL, label) for label in ("first", "last")]
     for serial in (1, 2, 3):
         times = np.array([1.0, 2.0, 0.0, 3.0, 1.0, 0.0])
-        ledger.after(Record(acts, times, 0.0, 10.0, serial))
+        ledger.after(recorded(acts, times, 0.0, 10.0, serial))
     assert ledger.incomplete
     ledger.complete([[], [], [(1, [6.0, 3.5]), (2, [0.5, 0.5])]])
     assert not ledger.incomplete
@@ -81,9 +88,9 @@ def test_the_table_has_the_speed_up_of_the_ranks():
     """Seconds of both ranks, by all seconds: (3 + 4) / 5, and with an all_reduce (3 + 4) / 10."""
     ledger = Ledger(2, 0)
     act = Prepared(CALL, "f")
-    ledger.after(Record([act], np.array([3.0, 4.0]), 0.5, 4.5))
+    ledger.after(recorded([act], np.array([3.0, 4.0]), 0.5, 4.5))
     own = Prepared(Own(print), "distribute()")
-    ledger.after(Record([own], np.zeros(2), 0.0, 100.0))
+    ledger.after(recorded([own], np.zeros(2), 0.0, 100.0))
     stats = ledger.stats(reset=False)
     assert stats.speed_up == 7 / 5
     lines = str(stats).splitlines()
@@ -91,7 +98,7 @@ def test_the_table_has_the_speed_up_of_the_ranks():
     assert lines[1].split()[:4] == ["f", "1", "5.000", "s"]
     assert lines[-1] == "at best 1.40 times as fast as one rank alone"
     act = Prepared(Collective("all_reduce", (1,)), "all_reduce()")
-    ledger.after(Record([act], np.zeros(2), 0.0, 5.0))
+    ledger.after(recorded([act], np.zeros(2), 0.0, 5.0))
     stats, reset = ledger.stats(reset=True), ledger.stats(reset=False)
     assert stats.speed_up == 7 / 10
     told = "at best 0.70 times as fast as one rank alone: give each call more to compute"

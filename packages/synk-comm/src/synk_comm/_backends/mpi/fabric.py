@@ -24,13 +24,12 @@ from typing import Any, Callable
 import numpy as np
 
 from synk_comm._backends.messages import CLOSED
-from synk_comm._backends.repeating import repeating
 from synk_comm._core.bulk import Bulk
 from synk_comm._core.calls import count_bytes
 from synk_comm._core.fabric import Fabric, RepeatedCall, Share, Shortcut, Watch, describe
 from synk_comm._core.guard import deadline_after
 from synk_comm._core.ops import Array
-from synk_comm._core.repeats import parts_of
+from synk_comm._core.repeats import parts_of, repeating
 from synk_comm._core.table import row_of
 from synk_comm._system.cores import available_cores
 from synk_comm._system.liveness import Identity, identity, machine_name

@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Collection
 from typing import Any, Callable
 
-from synk_comm._backends.repeating import repeating
 from synk_comm._core.calls import HEAD_BYTES
 from synk_comm._core.fabric import (
     PIECE_HEAD_BYTES,
@@ -32,7 +31,7 @@ from synk_comm._core.fabric import (
 )
 from synk_comm._core.guard import deadline_after
 from synk_comm._core.ops import Array
-from synk_comm._core.repeats import parts_of
+from synk_comm._core.repeats import parts_of, repeating
 from synk_comm._system.futex import memory_fence
 from synk_comm._system.liveness import Identity, Pidfds, identity
 from synk_comm.exceptions import CommError, JoinError, PeerDeclined

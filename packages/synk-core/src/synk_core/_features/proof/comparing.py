@@ -116,7 +116,7 @@ class PreparedProof(PreparedCall):
         here.flight.enter(Phase.COLLECTIVE)
         self._compare_code()
         uneven = self._compare_replicas()
-        counts, joined = self._join_rows() if self._selects else (self._counts, {})
+        counts, joined = self._join_rows()
         limit = ROUNDING * max(1.0, float(np.sqrt(sum(counts))))
         self._limit = limit if proof.limit is None else proof.limit
         before = {n: np.array(on_host(value_of(here.registry[n]))) for n, _ in proof.updates}
@@ -181,10 +181,13 @@ class PreparedProof(PreparedCall):
     def _join_rows(self) -> Tuple[Tuple[int, ...], Dict[int, np.ndarray]]:
         """Return the number of rows of each rank, and in the master the rows of sliceable variables
         of all ranks."""
-        selection, counts = self._select_rows()
-        joined = {}
+        joined: Dict[int, np.ndarray] = {}
+        if self._slices is None:
+            return self._counts, joined
+        counts = self._slices.select()
         for number in self._loaded.recipe.sliceable:
-            own = on_host(value_of(self._here.registry[number]))[selection.positions]
+            values = on_host(value_of(self._here.registry[number]))
+            own = values[self._slices.selection.positions]
             parts = self._comm.gather(np.ascontiguousarray(own), root=self._here.master)
             if parts is not None:
                 joined[number] = np.concatenate(parts)

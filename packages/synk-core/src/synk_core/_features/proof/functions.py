@@ -90,6 +90,7 @@ class Proving(FunctionFeature):
         self._who = f"function {self.spec.name!r}" if self.spec.name else "this function"
         self._due = 0 if self._policy and runtime.size > 1 else _NEVER  # calls before the next one
         self._compares_code = self._due < _NEVER and has_users_code(self._plain)
+        self.asks_from = self._due
         self._report: Optional[Report] = None
         self._twin: Any = None
         self._rehearsed: Tuple[Comparison, ...] = ()
@@ -146,7 +147,7 @@ class Proving(FunctionFeature):
                 self._twin = False
                 self._warn(f"{self._who} is not proved: {type(error).__name__}: {error}")
         if self._twin is not False:
-            call, origin = self._twin.planner.prepare(values, options, 0)
+            call, origin = self._twin.planner.prepare(values, {}, options, 0)
             if not _is_divided(call.act):
                 return
             proof = self._twin._proof_of(options.output_subset, self.calls + 1)
@@ -177,6 +178,7 @@ class Proving(FunctionFeature):
     def _go_on(self, call: int) -> None:
         self._rehearsed = ()
         self._due = min(2 * call, call + self._runtime.proof_every) - 1
+        self.asks_from = 0 if self._compares_code else self._due
 
     def _proved(self, call: Any, proof: Proof) -> Prepared:
         return self.orders.enter(call.once(replace(call.act, variant=proof)))
@@ -287,7 +289,7 @@ class Proving(FunctionFeature):
             for count in [1] if note else [1, *several]:
                 wanted = asked if count == 1 else combined
                 options = Options(wanted, batch, batch_s, count)
-                call, origin = self.planner.prepare(values, options, 0)
+                call, origin = self.planner.prepare(values, {}, options, 0)
                 proof = replace(self._proof_of(wanted, 0, everything=True), limit=limit)
                 reports.append(self._undone(call, origin, proof))
         first, *others = reports

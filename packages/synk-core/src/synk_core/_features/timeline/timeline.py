@@ -138,10 +138,10 @@ class Timelines(RuntimeFeature):
         recorder = rank.flight.recorder  # which has its spans also if the order fails at its end
         recorded: Dict[int, Recorded] = {}
         # The end waits neither for an order under way nor for workers that start.
-        leaves = closing and (lifecycle.lock.running or not lifecycle.joined)
+        leaves = closing and (self.orders.lock.running or not lifecycle.joined)
         if not lifecycle.closed and not leaves:
             try:
-                with lifecycle.lock:
+                with self.orders.lock:
                     timeout_s = CLOSE_TIMEOUT_S if closing else None
                     spans = self.orders.perform_own(END, label=None, timeout_s=timeout_s)
                     recorded = dict(enumerate(spans))

@@ -1,4 +1,4 @@
-"""From a function's arguments to an act: checks, selection of rows, and plans for later calls.
+"""From a function's arguments to an act: order, checks, selection of rows, and plans.
 
 Planning anew costs some hundred microseconds; a call whose inputs have the shapes and places of an
 earlier one, with a batch of the same length, finds its act again and only copies what changed.
@@ -7,15 +7,13 @@ earlier one, with a batch of the same length, finds its act again and only copie
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Hashable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from synk_core._graph.inputs import Copy, Signature, tokens
 from synk_core._graph.spec import FunctionSpec
-from synk_core._master.acts import Prepared
-from synk_core._master.orders import Orders
 from synk_core._plan.arguments import DEFAULT, Options
+from synk_core._plan.conversion import NUMERIC, unmasked
 from synk_core._plan.rows import (
     Selection,
     Selector,
@@ -28,7 +26,8 @@ from synk_core._plan.rows import (
     split_rows,
     written,
 )
-from synk_core._text import shown
+from synk_core._text import clipped, shown
+from synk_core._wire.arrays import copy_rows
 from synk_core._wire.data import Data
 from synk_core._wire.messages import (
     PLAIN,
@@ -39,13 +38,197 @@ from synk_core._wire.messages import (
     ScatteredInput,
     StagedSelector,
 )
+from synk_core._wire.sources import RowSource
+from synk_core.engine import upcast
 from synk_core.exceptions import InputTypeError, InputValueError, OpError
+
+from .acts import Prepared
+from .orders import Orders
 
 MOST_KNOWN = 256
 """Shapes of inputs that a function remembers."""
 
 MOST_SLICES = 1 << 20
 """Slices at most: each rank makes a list of them, and no slice is smaller than a row."""
+
+
+_ODD = object()
+"""In place of a value that is no array yet: no plan has it."""
+
+
+class Signature:
+    """The inputs of a function, and the values that each takes."""
+
+    def __init__(self, spec: FunctionSpec) -> None:
+        self.variables = spec.variables
+        self._names = [i.name or v.name for i, v in zip(spec.inputs, self.variables)]
+        self.labels = [name or f"{i}" for i, name in enumerate(self._names)]
+        self._row_axes = spec.row_axes
+        self._name = f"function {spec.name!r}" if spec.name else "this function"
+        self._dtypes = [np.dtype(v.dtype) for v in self.variables]
+        self._ndims = [v.ndim for v in self.variables]
+        self._broadcastable = [
+            [axis for axis, is_one in enumerate(v.broadcastable) if is_one] for v in self.variables
+        ]
+        self._strict = [bool(getattr(declared, "strict", False)) for declared in spec.inputs]
+        self._downcasts = [
+            spec.kwargs.get("allow_input_downcast")
+            if getattr(declared, "allow_downcast", None) is None
+            else declared.allow_downcast
+            for declared in spec.inputs
+        ]
+
+    def __str__(self) -> str:
+        return ", ".join(self.labels)
+
+    def read(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Tuple[Sequence[Any], Tuple[Any, ...]]:
+        """Return the inputs in the order of the variables, and the key of their checks and their
+        plan: equal keys mean the same plan."""
+        values = args
+        count = len(self.variables)
+        if kwargs or len(args) != count or (count == 1 and isinstance(args[0], dict)):
+            values = self.ordered(args, kwargs)
+        key: List[Any] = []
+        for value in values:
+            if type(value) is np.ndarray:
+                key.append((value.dtype, value.shape))
+            else:
+                key.append(value.token if isinstance(value, (Data, RowSource)) else _ODD)
+        return values, tuple(key)
+
+    def ordered(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+        """Return the inputs, also those in one dict by variables or names, in the order of the
+        variables."""
+        by_dict = len(args) == 1 and isinstance(args[0], dict)
+        if not kwargs and len(args) == len(self.variables) and not by_dict:
+            return args
+        named = list(kwargs.items())
+        if by_dict:
+            named += args[0].items()
+            args = ()
+        given: Dict[int, Any] = dict(enumerate(args))
+        for key, value in named:
+            place = self._place(key)
+            if place in given:
+                how = "by position and by keyword" if place < len(args) else "twice"
+                raise InputTypeError(f"{self._name} got input {str(key)!r} {how}")
+            given[place] = value
+        if sorted(given) != list(range(len(self.variables))):
+            raise InputTypeError(
+                f"{self._name} got {len(given)} inputs, expected {len(self.variables)}: "
+                f"{str(self) or 'none'}"
+            )
+        return [given[place] for place in range(len(self.variables))]
+
+    def _place(self, key: Any) -> int:
+        for place, variable in enumerate(self.variables):
+            if variable is key or (isinstance(key, str) and self._names[place] == key):
+                return place
+        raise InputTypeError(
+            f"{self._name} got an unknown keyword {shown(key)}, expected one of its inputs "
+            f"{[n for n in self._names if n]} (and, in a parallel call only, output_subset, "
+            f"batch, batch_s, num_slices)"
+        )
+
+    def accepted(self, place: int, value: Any) -> Any:
+        """Return the input as `Data`, or as an array or source of rows that the variable takes.
+
+        A dtype that converts without loss stays as it is: each rank converts its own rows.
+        """
+        kind = type(value)
+        if kind is not Data and kind is not np.ndarray:
+            value = self._converted(place, value)
+        shape, dtype = value.shape, value.dtype
+        # Dimensions first: for a different kind of value, as one-hot labels, that error helps most.
+        if len(shape) != self._ndims[place]:
+            raise InputTypeError(
+                f"{self.what(place)}: got {len(shape)} dimensions (shape {shape}), expected "
+                f"{self._ndims[place]}"
+            )
+        if dtype != self._dtypes[place]:
+            self._check_dtype(place, dtype)
+        for axis in self._broadcastable[place]:
+            if shape[axis] != 1:
+                raise InputValueError(
+                    f"{self.what(place)}: got shape {shape}, expected length 1 along axis "
+                    f"{axis}, which is broadcastable"
+                )
+        return value
+
+    def what(self, place: int) -> str:
+        """Return an input in words, for errors."""
+        return f"input {self.labels[place]} of {self._name}"
+
+    def _converted(self, place: int, value: Any) -> Any:
+        if isinstance(value, Data):
+            return value
+        if isinstance(value, np.ndarray):
+            return unmasked(value, self.what(place))
+        if self._strict[place]:
+            raise InputTypeError(
+                f"{self.what(place)}: got {type(value).__name__}, expected an ndarray or Data, "
+                f"because it is declared strict"
+            )
+        source = RowSource.of(value) if place < len(self._row_axes) else None
+        if source is not None:
+            if self._row_axes[place]:
+                raise InputTypeError(
+                    f"{self.what(place)}: got {shown(value)}, of which rows are read along axis 0, "
+                    f"but row_axis is {self._row_axes[place]}; pass numpy.asarray(...) of it"
+                )
+            return source
+        try:
+            variable, downcast = self.variables[place], self._downcasts[place]
+            return np.asarray(variable.type.filter(value, allow_downcast=downcast))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InputTypeError(
+                f"{self.what(place)}: got {shown(value)}, expected {variable.type}: "
+                f"{clipped(error)}"
+            ) from None
+
+    def _check_dtype(self, place: int, dtype: np.dtype) -> None:
+        variable, label = self.variables[place], self.labels[place]
+        if dtype.kind not in NUMERIC:
+            raise InputTypeError(
+                f"{self.what(place)}: got dtype {dtype}, expected {variable.dtype}: numbers"
+            )
+        if self._strict[place]:
+            raise InputTypeError(
+                f"{self.what(place)}: got dtype {dtype}, expected {variable.dtype}, because it is "
+                f"declared strict"
+            )
+        if not self._downcasts[place] and upcast(variable.dtype, dtype.name) != variable.dtype:
+            raise InputTypeError(
+                f"{self.what(place)}: got dtype {dtype}, expected {variable.dtype} or a dtype "
+                f"that converts to it without loss; convert an array with "
+                f".astype({variable.dtype!r}), make a Data with data(..., var={label}, "
+                f"force_cast=True), or build the function with allow_input_downcast=True"
+            )
+
+
+class Copy:
+    """Copies an input into shared memory, in every call with this plan: if it `selects`, only the
+    selected rows, in their order. `axis` is that of the rows, in the target too."""
+
+    def __init__(self, place: int, target: np.ndarray, selects: bool, axis: int = 0) -> None:
+        self.place = place
+        self._target = np.moveaxis(target, axis, 0) if axis else target
+        self._selects = selects
+        self._axis = axis
+
+    def __call__(self, value: Any, selection: Optional[Selection]) -> None:
+        """Copy `value`, or its selected rows: each row once. Blocks until a source is read."""
+        if self._axis:
+            value = np.moveaxis(value, self._axis, 0)
+        if isinstance(value, RowSource) and selection is not None:
+            value.read(selection, self._target)
+        elif not self._target.ndim:
+            self._target[...] = value
+        else:
+            rows = selection.rows if self._selects and selection is not None else slice(None)
+            copy_rows(value, rows, self._target)
 
 
 class PlannedCall(Prepared):
@@ -87,13 +270,13 @@ class Planner:
         self._known: Dict[Hashable, Known] = {}
 
     def prepare(
-        self, values: Sequence[Any], options: Options, place: int
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], options: Options, place: int
     ) -> Tuple[PlannedCall, int]:
         """Check and plan a call, and copy its arrays; return the act, and the lowest row that it
         takes. At each `place` in a step, arrays are staged in other rooms."""
+        values, token = self._signature.read(args, kwargs)
         self._orders.require_ready()
         find = self._orders.acts.find
-        token: Hashable = tokens(values)
         key: Tuple[Hashable, ...] = (self._number, place, token)
         if options is DEFAULT:
             call = find(key)
@@ -138,13 +321,13 @@ class Planner:
         wanted = self.wanted(options.output_subset)
         return wanted, self._selectors(options.batch_s), self._slices(options.num_slices, wanted)
 
-    def _get_to_know(self, inputs: Sequence[Any]) -> Tuple[Hashable, Known]:
+    def _get_to_know(self, inputs: Sequence[Any]) -> Tuple[Tuple[Any, ...], Known]:
         """Return the token of accepted inputs, and their lengths."""
         scattered = inputs[: self._spec.n_scattered]
         is_minibatch = [isinstance(item, Data) and item.minibatch for item in scattered]
         lengths = [item.shape[axis] for item, axis in zip(scattered, self._spec.row_axes)]
         known = Known(lengths, is_minibatch)
-        token = tokens(inputs)
+        _, token = self._signature.read(inputs, {})
         if len(self._known) >= MOST_KNOWN:
             self._known.clear()
         self._known[token] = known
