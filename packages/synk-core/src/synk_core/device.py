@@ -99,6 +99,8 @@ class Device:
         precision: of float32; "" where there is no choice.
         is_gpu: whether values have to be brought to it.
         takes_collectives: whether the communicator takes its arrays.
+        is_functional: whether its arrays are never written, and its functions are compiled for the
+            shapes of their arguments: collectives return new arrays.
         uploads: copies inputs while the device computes; None if it cannot.
     """
 
@@ -106,6 +108,7 @@ class Device:
     precision = ""
     is_gpu = False
     takes_collectives = False
+    is_functional = False
     uploads: Optional[DeviceUploads] = None
 
     def connect(self, comm: synk_comm.Communicator) -> Any:
@@ -125,6 +128,9 @@ class Device:
 
     def begin(self) -> None:
         """Begin an order: drop results of earlier ones that were not fetched."""
+
+    def close(self) -> None:
+        """End the use of the device by a runtime."""
 
     # ---- functions -------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ from pytensor.graph.traversal import graph_inputs as leaves_of
 from pytensor.graph.type import Type
 from pytensor.graph.utils import MissingInputError
 from pytensor.link.basic import Container, JITLinker
+from pytensor.link.jax.linker import JAXLinker
 from pytensor.link.numba.linker import NumbaLinker
 from pytensor.link.utils import raise_with_op as _raise_with_op
 from pytensor.raise_op import Assert
@@ -52,10 +53,10 @@ from pytensor.tensor.type_other import NoneTypeT
 
 from synk_core.engine import replaced
 
+from ._jax import backend as DEVICES
+
 ADAPTER = __name__
 NAME, TITLE, FLAGS = "pytensor", "PyTensor", "PYTENSOR_FLAGS"
-
-DEVICES = None
 
 FLATTENS = False
 
@@ -271,7 +272,7 @@ class _JitMachine:
 
 
 def compile_ahead(function: Any) -> None:
-    if isinstance(function.vm, _JitMachine):
+    if hasattr(function.vm, "compile"):
         function.vm.compile()
 
 
@@ -309,11 +310,12 @@ def link(flat: Any, graph: Any, inputs: Sequence[Any]) -> Any:
     maker.outputs = maker.outputs[:n_outputs]
     maker.unpack_single, maker.return_none = flat.returns
     if not isinstance(maker.linker, JITLinker):
-        return maker.create([item.value for item in inputs])
+        return DEVICES.fitted(maker.create([item.value for item in inputs]))
     with _translated_by_kind():
         function = maker.create([item.value for item in inputs])
-    function.vm = _JitMachine(function)
-    return function
+    is_jax = isinstance(maker.linker, JAXLinker)
+    function.vm = (DEVICES.machine(function) if is_jax else None) or _JitMachine(function)
+    return DEVICES.fitted(function)
 
 
 _ALIKE_BY_TYPE = (DimShuffle, Dot, Elemwise)

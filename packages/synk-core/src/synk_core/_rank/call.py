@@ -156,7 +156,9 @@ class PreparedCall:
         self._function = function
         self._launcher: Optional[Launcher] = None
         self._quick = trusting(function, self._inputs.arrays)
-        self._careful: Any = function
+        # A device's functions check shapes themselves; the check would take arrays from there.
+        is_functional = self._here.device.is_functional and self._inputs.brings
+        self._careful: Any = self._quick if is_functional else function
         if self._quick is not function and self._reductions is None:
             launcher = self._loaded.launcher(function, self._here.device, parts)
             if launcher is not None and launcher.is_possible:

@@ -8,6 +8,7 @@ import numpy as np
 
 from synk_core._graph.values import is_device_type
 from synk_core._wire.messages import Call, Rows
+from synk_core.engine import machine_of
 
 from .functions import LoadedFunction
 from .workplace import Workplace
@@ -30,7 +31,10 @@ class CallInputs:
         self._index = None if self._rows.index is None else arrays.get(self._rows.index)
         self.scattered = [(arrays.get(item.array), item) for item in call.scattered]
         self.broadcast = [arrays.get(ref) for ref in call.broadcast]
-        self.brought = [is_device_type(s.variable.type) for s in function.maker.inputs]
+        all_are = getattr(machine_of(function), "on_device", False)
+        self.brought = [
+            all_are or is_device_type(item.variable.type) for item in function.maker.inputs
+        ]
         self.brings = any(self.brought)
         self.copies = self._index is not None
         for i, array in enumerate(self.arrays):

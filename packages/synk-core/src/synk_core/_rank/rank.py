@@ -329,6 +329,7 @@ class Rank(Workplace):
             function.close()
         self.functions.clear()
         self.registry.truncate(0)
+        self.device.close()
 
 
 def _is_incomplete(result: Any) -> bool:

@@ -1,0 +1,237 @@
+"""Programs of XLA, composed of functions and collectives as an order names them.
+
+`Pending` notes what is to be computed, and returns values that are not there yet. `flush` makes one
+program of all notes, or finds the one that it made of such notes before, and starts it. Before a
+program with collectives all ranks compare them: from then on nothing may fail on one rank alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections import OrderedDict, deque
+from operator import attrgetter
+from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import jax
+import numpy as np
+
+from .values import Lazy, real
+
+MOST_PROGRAMS = 256
+"""Programs that a rank keeps, for all their shapes."""
+
+_keys = itertools.count(1)
+
+
+class Step(NamedTuple):
+    """A function or collective as a part of programs.
+
+    Attributes:
+        key: equal for steps that compute the same.
+        run: traceable; takes arrays, and returns a list of them.
+        collective: of all ranks, if it is one: (what the ranks compare, weight of this rank).
+            Then the first two arguments of `run` are this rank's factor and the divisor.
+    """
+
+    key: Any
+    run: Callable[..., List[Any]]
+    collective: Optional[Tuple[Any, float]] = None
+
+
+def new_key(holder: Any) -> int:
+    """Return a key for steps, whose programs are dropped when their holder is gone."""
+    key = next(_keys)
+    weakref.finalize(holder, _forget, key)
+    return key
+
+
+def _forget(key: int) -> None:
+    # It runs wherever garbage is collected: the programs go at the next flush.
+    for pending in list(_all):
+        pending.gone.append(key)
+
+
+class _Program:
+    """Some steps as one program; compiled once for each form of its arguments."""
+
+    def __init__(self, steps: Sequence[Tuple[Step, Sequence[Any]]], wanted: Sequence[Any]) -> None:
+        runs = [(step.run, step.collective is not None, wires) for step, wires in steps]
+
+        def composed(*leaves: Any) -> List[Any]:
+            made: Dict[Any, Any] = {}
+            before: Sequence[Any] = ()
+            for number, (run, is_collective, wires) in enumerate(runs):
+                given = [leaves[w] if type(w) is int else made[w] for w in wires]
+                # XLA may run independent collectives in another order on ranks with other shapes.
+                results = run(*given, after=before) if is_collective else run(*given)
+                if is_collective:
+                    before = [min(results, key=attrgetter("size"))]
+                made.update(((number, i), value) for i, value in enumerate(results))
+            return [made[place] for place in wanted]
+
+        self.keys = {step.key[0] for step, _ in steps}
+        self._jitted = jax.jit(composed)
+        self._compiled: Dict[Any, Any] = {}
+
+    def compiled(self, leaves: Sequence[Any]) -> Any:
+        """Return the program for arguments of these forms; it is compiled now, before other ranks
+        rely on this one."""
+        forms = tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
+        found = self._compiled.get(forms)
+        if found is None:
+            found = self._compiled[forms] = self._jitted.lower(*leaves).compile()
+        return found
+
+
+class Pending:
+    """Notes of what this rank is to compute.
+
+    Attributes:
+        bring: puts an array of the host on the device.
+        group: compares collectives and launches programs with them; None on a rank alone.
+        at_once: whether each step is a program of its own.
+        gone: keys of steps whose holders are gone.
+    """
+
+    def __init__(self, bring: Callable[[Any], Any]) -> None:
+        self.group: Any = None
+        self.at_once = True
+        self.gone: Deque[int] = deque()
+        self.bring = bring
+        self._steps: List[Tuple[Step, List[Any]]] = []
+        self._made: List[List[weakref.ref[Lazy]]] = []
+        self._kept: List[Lazy] = []
+        self._count = 0  # steps so far, of all orders
+        self._programs: OrderedDict[Any, _Program] = OrderedDict()
+        self._forms: Dict[Any, Any] = {}
+        self._numbers: Dict[float, Any] = {}
+        _all.add(self)
+
+    def add(
+        self, step: Step, arguments: Sequence[Any], likes: Optional[Sequence[Any]] = None
+    ) -> List[Lazy]:
+        """Note a step; return its results, of the forms of `likes` if these are known.
+
+        Raises whatever tracing the step raises.
+        """
+        sources = [a.array if type(a) is Lazy and a.array is not None else a for a in arguments]
+        if likes is None:
+            forms = step.key, tuple([(s.shape, s.dtype) for s in sources])
+            likes = self._forms.get(forms)
+            if likes is None:
+                given = [jax.ShapeDtypeStruct(s.shape, s.dtype) for s in sources]
+                likes = self._forms[forms] = jax.eval_shape(step.run, *given)
+        made = [Lazy(self.flush, self._count, i, like) for i, like in enumerate(likes)]
+        self._count += 1
+        self._steps.append((step, sources))
+        self._made.append([weakref.ref(value) for value in made])
+        if step.collective is not None:
+            # Every rank performs it, whether or not it uses a result.
+            self._kept.extend(made)
+        if self.at_once:
+            self.flush()
+            return [value.array for value in made]
+        return made
+
+    def drop(self) -> None:
+        """Forget all notes, as those of an order that failed."""
+        self._steps, self._made, self._kept = [], [], []
+
+    def flush(self) -> None:
+        """Compute what is noted; with collectives, all ranks come here.
+
+        Raises:
+            MismatchError: the ranks' collectives differ; nothing was computed on any rank.
+            PeerDeclined: another rank failed before.
+        """
+        if not self._steps:
+            return
+        steps, made = self._steps, self._made
+        kept = self._kept  # referred to until the end
+        first = self._count - len(steps)
+        self.drop()
+        self._forget_gone()
+        leaves, wired = self._wired(steps, first)
+        values = [value for refs in made for value in (ref() for ref in refs) if value is not None]
+        wanted = tuple([(value.node - first, value.index) for value in values])
+        program = self._program(wired, wanted)
+        collectives = [(i, s.collective) for i, (s, _) in enumerate(steps) if s.collective]
+        if not collectives:
+            results = program.compiled(leaves)(*leaves)
+        else:
+            run = program.compiled(leaves)
+            shares = self.group.agree([collective for _, collective in collectives])
+            for (i, _), share in zip(collectives, shares):
+                for place, number in zip(wired[i][1], share):
+                    leaves[place] = self._number(number)
+            results = self.group.launch(run, leaves)
+        for value, result in zip(values, results):
+            value.array = result
+        del kept
+
+    def _wired(
+        self, steps: Sequence[Tuple[Step, List[Any]]], first: int
+    ) -> Tuple[List[Any], List[Any]]:
+        """Return the arguments of a program, on the device, and where each step finds its own;
+        `first` is the number of the first step."""
+        leaves: List[Any] = []
+        places: Dict[int, int] = {}
+        wired = []
+        for step, sources in steps:
+            wires: List[Any] = []
+            for source in sources:
+                if type(source) is Lazy and source.array is None and source.node >= first:
+                    wires.append((source.node - first, source.index))
+                    continue
+                # The factors of collectives are numbers of their own, given after the comparison.
+                place = None if source is SHARE else places.get(id(source))
+                if place is None:
+                    place = places[id(source)] = len(leaves)
+                    leaves.append(self._number(1.0) if source is SHARE else real(source))
+                wires.append(place)
+            wired.append((step, tuple(wires)))
+        return leaves, wired
+
+    def _program(self, wired: Sequence[Tuple[Step, Any]], wanted: Any) -> _Program:
+        key = tuple([(step.key, wires) for step, wires in wired]), wanted
+        program = self._programs.get(key)
+        if program is None:
+            program = self._programs[key] = _Program(wired, wanted)
+            if len(self._programs) > MOST_PROGRAMS:
+                self._programs.popitem(last=False)
+        else:
+            self._programs.move_to_end(key)
+        return program
+
+    def _number(self, number: float) -> Any:
+        """Return a number on the device; numbers repeat from order to order."""
+        if number not in self._numbers:
+            if len(self._numbers) >= MOST_PROGRAMS:
+                self._numbers.clear()
+            self._numbers[number] = self.bring(np.asarray(number))
+        return self._numbers[number]
+
+    def _forget_gone(self) -> None:
+        while self.gone:
+            key = self.gone.popleft()
+            for known in [k for k, program in self._programs.items() if key in program.keys]:
+                del self._programs[known]
+            for forms in [forms for forms in self._forms if forms[0][0] == key]:
+                del self._forms[forms]
+
+
+SHARE = np.float64(1.0)
+"""Stands for a number that a collective gets after the ranks have compared it."""
+
+_all: weakref.WeakSet[Pending] = weakref.WeakSet()
+
+
+class _Current(threading.local):
+    """The notes of the order that this thread performs; None outside of orders."""
+
+    pending: Optional[Pending] = None
+
+
+CURRENT = _Current()
