@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
+from contextlib import nullcontext
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import jax
@@ -124,8 +125,9 @@ class JaxDevice(Device):
             self._read.clear()
 
     def fetch(self, results: List[Any]) -> List[Any]:
-        _start(results)
-        return [_fetched(result) for result in results]
+        with nullcontext() if self._comm is None else self._comm.awaiting():
+            _start(results)
+            return [_fetched(result) for result in results]
 
 
 def _start(result: Any) -> None:

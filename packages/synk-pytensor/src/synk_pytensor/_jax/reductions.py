@@ -7,11 +7,12 @@ before: a rank that failed inside of a program would leave the others' devices w
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
+import time
+from contextlib import nullcontext, suppress
 from functools import lru_cache
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, ContextManager, List, Optional, Sequence, Tuple
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,10 @@ REDUCIBLE = frozenset(
     )
 )
 """Names of dtypes that NCCL can reduce."""
+
+
+CLOSE_S = 2.0
+"""Seconds that a rank waits for its programs when it leaves the others."""
 
 
 class JaxCommunicator:
@@ -71,6 +76,10 @@ class JaxCommunicator:
             return self._comm.reduce(x, op, root, weight=weight)
         made = self.all_reduce(x, op, weight=weight)
         return made if self._comm.rank == root else None
+
+    def awaiting(self) -> ContextManager[None]:
+        """Return a block in which to wait for programs; it ends if a rank dies."""
+        return self._group.awaiting()  # type: ignore[no-any-return]
 
     def raised(self, error: BaseException) -> bool:
         """Return whether an error is about the ranks of this communicator."""
@@ -180,8 +189,12 @@ class Group:
         self.raised = error
         raise error
 
+    def awaiting(self) -> ContextManager[None]:
+        """Return a block in which to wait for programs; it ends if a rank dies."""
+        return nullcontext()
+
     def close(self) -> None:
-        """Wait a while for what was launched."""
+        """Wait a while for programs that were launched."""
 
 
 @lru_cache(maxsize=256)
@@ -205,7 +218,7 @@ class NcclGroup(Group):
 
     def __init__(self, comm: Any) -> None:
         super().__init__(comm)
-        self._last: Any = None
+        self._last: List[Any] = []
 
     def prepared(self, op: str, shapes: Sequence[Any]) -> Any:
         """Return what reduces buffers of these forms, for XLA to call."""
@@ -230,3 +243,17 @@ class NcclGroup(Group):
             raise
         self._last = results
         return results
+
+    def awaiting(self) -> ContextManager[None]:
+        awaiting: ContextManager[None] = self.comm.awaiting_work()
+        return awaiting
+
+    def close(self) -> None:
+        # NCCL cannot be ended in order before.
+        deadline = time.monotonic() + CLOSE_S
+        while not all(result.is_ready() for result in self._last):
+            if time.monotonic() > deadline or self.comm.ended() is not None:
+                return
+            time.sleep(0.001)
+        with suppress(synk_comm.CommError), self.awaiting():
+            pass
