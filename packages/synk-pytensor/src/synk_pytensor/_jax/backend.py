@@ -26,8 +26,8 @@ from synk_comm import cuda
 from synk_core.device import DOCTOR, Contexts
 from synk_core.exceptions import StartError
 
-from . import sums, values
-from .values import is_array, learn_types, real, stand_ins, to_host
+from . import arrays, sums
+from .arrays import is_array, learn_types, real, stand_ins, to_host
 
 __all__ = [
     "OWNS_VARIABLES",
@@ -209,7 +209,7 @@ def _initialize(name: str) -> None:
         ) from error
     from .pending import Pending  # imports JAX
 
-    alone = Pending(partial(values.to_device, place=place))
+    alone = Pending(partial(arrays.to_device, place=place))
     _taken.append(_Taken(name, number, place, alone))
     _accept_device_values()
 

@@ -19,7 +19,7 @@ from . import stand_in
 from .machine import fitted
 from .pending import CURRENT, Pending
 from .reductions import REDUCIBLE, JaxCommunicator, NcclGroup
-from .values import is_array, real, stand_ins, to_device, to_host
+from .arrays import is_array, real, stand_ins, to_device, to_host
 
 SMALLEST_LOCK = 1 << 16
 """Bytes from which locked pages make a copy quicker."""

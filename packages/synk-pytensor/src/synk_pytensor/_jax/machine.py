@@ -10,7 +10,7 @@ from pytensor.link.utils import raise_with_op
 
 from .pending import CURRENT, Pending, Step, new_key
 from .translation import traceable
-from .values import ARRAYS, is_array, real, to_host
+from .arrays import ARRAYS, is_array, real, to_host
 
 
 class JaxMachine:

@@ -17,7 +17,7 @@ from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Seque
 import jax
 import numpy as np
 
-from .values import Lazy, real
+from .arrays import Lazy, real
 
 MOST_PROGRAMS = 256
 """Programs that a rank keeps, for all their shapes."""

@@ -22,7 +22,7 @@ from jax.experimental.buffer_callback import buffer_callback
 import synk_comm
 
 from .pending import SHARE, Pending, Step
-from .values import is_array, real, to_host
+from .arrays import is_array, real, to_host
 
 REDUCIBLE = frozenset(
     (

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .values import real
+from .arrays import real
 
 _COMBINE = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
 
