@@ -37,6 +37,7 @@ from pytensor.graph.traversal import graph_inputs as leaves_of
 from pytensor.graph.type import Type
 from pytensor.graph.utils import MissingInputError
 from pytensor.link.basic import Container, JITLinker
+from pytensor.link.jax.linker import JAXLinker
 from pytensor.link.numba.linker import NumbaLinker
 from pytensor.link.utils import raise_with_op as _raise_with_op
 from pytensor.raise_op import Assert
@@ -85,9 +86,10 @@ def _is_numba_default() -> bool:
     return isinstance(get_mode(None).linker, NumbaLinker)
 
 
-def worker_variables(_on_device: bool) -> Dict[str, str]:
-    """Return nothing: the user's flags are in the environment, and there are no devices."""
-    return {}
+def worker_variables(on_device: bool) -> Dict[str, str]:
+    """The user's flags are in the environment. A rank without a device must not take a part of
+    GPUs' memory, as JAX does when it first computes, be it on the processor."""
+    return {} if on_device else {"JAX_PLATFORMS": "cpu"}
 
 
 def slow_without_compiler() -> bool:
@@ -144,7 +146,17 @@ def build(inputs: Any, outputs: Any, *, no_default_updates: Any = False, **argum
     """PyTensor deprecates the argument alone. A function that is compiled as a whole is not linked
     yet: see `machine_of`."""
     with _constructing(no_default_updates=no_default_updates), _unlinked_as_a_whole():
-        return library.function(inputs, outputs, **arguments)
+        function = library.function(inputs, outputs, **arguments)
+    if isinstance(function.maker.linker, JAXLinker):
+        _translation(function.maker.fgraph)  # it raises errors that have the user's lines
+    return function
+
+
+def _translation(graph: Any) -> Any:
+    """JAX is optional, and its import takes long."""
+    from synk_pytensor._jax.translation import Translation
+
+    return Translation(graph)
 
 
 def without_test_values() -> Any:
@@ -198,6 +210,19 @@ def _constructing(in_place: bool = True, **changed: Any) -> Any:
 # ---- compiled functions ----------------------------------------------------------------------
 
 
+class _TranslatingLinker(JAXLinker):
+    """PyTensor's, with translations of our own; random states stay what they are."""
+
+    def fgraph_convert(self, fgraph: Any, **_settings: Any) -> Any:
+        return _translation(fgraph)
+
+    def jit_compile(self, fn: Any) -> Any:
+        return fn
+
+    def create_thunk_inputs(self, storage_map: Any) -> Any:
+        return [storage_map[variable] for variable in self.fgraph.inputs]
+
+
 class _JitMachine:
     """A machine for a function that is compiled as a whole, in place of PyTensor's.
 
@@ -209,7 +234,9 @@ class _JitMachine:
 
     def __init__(self, function: Any) -> None:
         thunk = function.vm
-        self.jit_fn = thunk.jit_fn
+        self._is_jax = isinstance(function.maker.linker, JAXLinker)
+        self.translation = thunk.jit_fn if self._is_jax else None
+        self.jit_fn = thunk.jit_fn.run if self._is_jax else thunk.jit_fn
         self.allow_gc = thunk.allow_gc
         self.storage_map = thunk.storage_map
         self._graph = function.maker.fgraph
@@ -244,10 +271,10 @@ class _JitMachine:
                 results = jit_fn(*values)
             except Exception:
                 node = next((v.owner for v in self._graph.outputs if v.owner is not None), None)
-                if node is not None:
+                if node is not None and not self._is_jax:  # whose errors name the node
                     _raise_with_op(self._graph, node, self)
                 raise
-            if not is_numba:
+            if not is_numba and not self._is_jax:
                 # A copy, because a result that others keep may be read-only.
                 results = [r if type(r) is np.ndarray else np.array(r) for r in results or ()]
             for place, number in updates:
@@ -281,7 +308,7 @@ def machine_of(function: Any) -> Any:
 
 def foreign_linker(function: Any) -> str:
     linker = function.maker.linker
-    is_foreign = isinstance(linker, JITLinker) and not isinstance(linker, NumbaLinker)
+    is_foreign = isinstance(linker, JITLinker) and not isinstance(linker, (NumbaLinker, JAXLinker))
     return type(linker).__name__ if is_foreign else ""
 
 
@@ -310,6 +337,8 @@ def link(flat: Any, graph: Any, inputs: Sequence[Any]) -> Any:
     maker.unpack_single, maker.return_none = flat.returns
     if not isinstance(maker.linker, JITLinker):
         return maker.create([item.value for item in inputs])
+    if isinstance(maker.linker, JAXLinker):
+        maker.linker = _TranslatingLinker().accept(graph)
     with _translated_by_kind():
         function = maker.create([item.value for item in inputs])
     function.vm = _JitMachine(function)
