@@ -144,19 +144,16 @@ def is_random(variable: Any) -> bool:
 
 def build(inputs: Any, outputs: Any, *, no_default_updates: Any = False, **arguments: Any) -> Any:
     """PyTensor deprecates the argument alone. A function that is compiled as a whole is not linked
-    yet: see `machine_of`."""
+    yet: see `machine_of`. JAX is optional, and its import takes long."""
     with _constructing(no_default_updates=no_default_updates), _unlinked_as_a_whole():
         function = library.function(inputs, outputs, **arguments)
     if isinstance(function.maker.linker, JAXLinker):
-        _translation(function.maker.fgraph)  # it raises errors that have the user's lines
+        from synk_pytensor._jax.rows import use_rows
+        from synk_pytensor._jax.translation import Translation
+
+        use_rows(function.maker.fgraph)
+        Translation(function.maker.fgraph)  # so that errors are raised here
     return function
-
-
-def _translation(graph: Any) -> Any:
-    """JAX is optional, and its import takes long."""
-    from synk_pytensor._jax.translation import Translation
-
-    return Translation(graph)
 
 
 def without_test_values() -> Any:
@@ -214,7 +211,9 @@ class _TranslatingLinker(JAXLinker):
     """PyTensor's, with translations of our own; random states stay what they are."""
 
     def fgraph_convert(self, fgraph: Any, **_settings: Any) -> Any:
-        return _translation(fgraph)
+        from synk_pytensor._jax.translation import Translation
+
+        return Translation(fgraph)
 
     def jit_compile(self, fn: Any) -> Any:
         return fn
@@ -315,8 +314,27 @@ def foreign_linker(function: Any) -> str:
 raise_with_op = partial(_raise_with_op, None)  # of no graph
 
 
-def extras_of(_function: Any) -> None:
-    """`link` needs nothing else."""
+def extras_of(function: Any) -> Optional[Tuple[str, ...]]:
+    """For JAX, the lines that made the nodes, for its errors."""
+    if not isinstance(function.maker.linker, JAXLinker):
+        return None
+    from synk_pytensor._jax.operations import origin
+
+    lines: Dict[str, str] = {}
+    return tuple(lines.setdefault(*2 * [origin(n)]) for n in function.maker.fgraph.toposort())
+
+
+def _put_origins(flat: Any, graph: Any) -> None:
+    """Give the nodes of a graph the lines that made them."""
+    nodes = {number: i for i, (*_, made) in enumerate(flat.numbered_nodes()) for number in made}
+    pending, seen = list(zip(graph.outputs, flat.outputs)), set()
+    while pending:
+        variable, number = pending.pop()
+        position = nodes.get(number)
+        if position is not None and position not in seen:
+            seen.add(position)
+            variable.owner.outputs[0].tag.synk_origin = flat.extras[position]
+            pending += zip(variable.owner.inputs, flat.nodes[position][1])
 
 
 def link(flat: Any, graph: Any, inputs: Sequence[Any]) -> Any:
@@ -339,6 +357,7 @@ def link(flat: Any, graph: Any, inputs: Sequence[Any]) -> Any:
         return maker.create([item.value for item in inputs])
     if isinstance(maker.linker, JAXLinker):
         maker.linker = _TranslatingLinker().accept(graph)
+        _put_origins(flat, graph)
     with _translated_by_kind():
         function = maker.create([item.value for item in inputs])
     function.vm = _JitMachine(function)

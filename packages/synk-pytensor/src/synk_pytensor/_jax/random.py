@@ -1,9 +1,8 @@
 """Random states in JAX.
 
-A state stays a NumPy Generator in host memory. So ranks seed it, journals keep it and files contain
-it, and other linkers draw from it, as ever. A call draws a key from a copy of it, by which JAX draws
-all of the call's numbers; the copy is the state that comes after. So nothing comes back from a
-device.
+A state stays a NumPy Generator in host memory. So ranks seed it, journals keep it, files contain it
+and other linkers draw from it, as ever. A call draws a key from a copy of it, with which JAX draws
+the numbers; the copy is the state that comes after. So nothing comes back from a device.
 """
 
 from __future__ import annotations
