@@ -301,8 +301,7 @@ class Planner:
             return PLAIN
         select = None
         if self._spec.sliceable:
-            ranges = all_ranges(selectors) and self._orders.selects_ranges
-            select = "range" if ranges else "index"
+            select = "range" if all_ranges(selectors) else "index"
         return Form(accumulate=num_slices > 1 and bool(self._spec.accumulated), select=select)
 
 

@@ -60,7 +60,6 @@ class Orders:
         self.store = lifecycle.store
         self.require_open = lifecycle.require_open
         self.prefetches = rank.device.uploads is not None
-        self.selects_ranges = not rank.device.is_functional  # of shapes that are known before
         self.enter_device = rank.device.enter
         self.acts = ActTable()
         self._serials = itertools.count(1)

@@ -31,9 +31,8 @@ class CallInputs:
         self._index = None if self._rows.index is None else arrays.get(self._rows.index)
         self.scattered = [(arrays.get(item.array), item) for item in call.scattered]
         self.broadcast = [arrays.get(ref) for ref in call.broadcast]
-        all_are = getattr(machine_of(function), "on_device", False)
-        self.brought = [
-            all_are or is_device_type(item.variable.type) for item in function.maker.inputs
+        self.brought: List[bool] = getattr(machine_of(function), "brought", None) or [
+            is_device_type(item.variable.type) for item in function.maker.inputs
         ]
         self.brings = any(self.brought)
         self.copies = self._index is not None

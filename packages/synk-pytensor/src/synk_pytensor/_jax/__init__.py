@@ -1,6 +1,6 @@
-"""JAX as the device of ranks: functions and collectives are programs of XLA.
+"""JAX: PyTensor's functions translated for it, and the device of ranks that it computes on.
 
-`pending` composes programs, `reductions` puts collectives into them, `machine` runs functions,
-`device` moves values, and `backend` answers synk-core's questions. JAX is imported when a device is
-counted or taken, not before.
+`translation` gives functions to JAX. `pending` composes programs of them, `reductions` puts
+collectives in, `machine` runs functions, `device` moves values, and `backend` answers synk-core's
+questions. JAX is imported for functions of mode JAX, and when a device is taken.
 """

@@ -56,14 +56,23 @@ class Lazy:
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:  # noqa: ARG002 - always one
         return np.array(self.force(), dtype)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.force(), name)
-
     def __getitem__(self, key: Any) -> Any:
         return self.force()[key]
 
     def __len__(self) -> int:
         return len(self.force())
+
+    def copy(self) -> Any:
+        """Return a copy."""
+        return self.force().copy()
+
+    def reshape(self, *shape: Any) -> Any:
+        """Return the array in another shape."""
+        return self.force().reshape(*shape)
+
+    def astype(self, dtype: Any) -> Any:
+        """Return the array in another dtype."""
+        return self.force().astype(dtype)
 
 
 ARRAYS: List[type] = []

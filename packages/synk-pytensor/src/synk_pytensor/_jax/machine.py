@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, List, Sequence, Tuple
+from functools import partial
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
-from pytensor.link.utils import raise_with_op
 
 from .pending import CURRENT, Pending, Step, new_key
-from .translation import traceable
-from .arrays import ARRAYS, is_array, real, to_host
+from .translation import Translation
+from .arrays import ARRAYS, is_array, to_host
 
 
 class JaxMachine:
@@ -20,23 +20,28 @@ class JaxMachine:
 
     Args:
         alone: notes of functions outside of orders.
+
+    Attributes:
+        brought: for each input whether it lies on the device when the function gets it: not
+            single integers, because lengths may depend on them.
     """
 
     need_update_inputs = False
-    on_device = True
 
     def __init__(self, function: Any, alone: Pending) -> None:
-        thunk = function.vm
-        self.jit_fn, self.allow_gc = thunk.jit_fn, thunk.allow_gc
-        self.storage_map = thunk.storage_map
-        self._graph = function.maker.fgraph
+        thunk, self._graph = function.vm, function.maker.fgraph
+        self.translation: Translation = thunk.jit_fn
+        self.allow_gc, self.storage_map = thunk.allow_gc, thunk.storage_map
+        types = [variable.type for variable in self._graph.inputs]
+        self.brought = [hasattr(t, "ndim") and (t.ndim > 0 or t.dtype[0] == "f") for t in types]
         self._inputs, self._outputs = thunk.inputs, thunk.outputs
         self._updates = [
             (thunk.inputs[target], place)
             for place, target in (self._graph.update_mapping or {}).items()
         ]
         self._alone = alone
-        self._step = Step(("function", new_key(self)), traceable(function))
+        self._key = new_key(self)
+        self._known: Dict[Any, _Form] = {}
 
     def __call__(self) -> List[Any]:
         results = self.bare(len(self._outputs))()
@@ -53,35 +58,67 @@ class JaxMachine:
 
         def call(*arguments: Any) -> List[Any]:
             pending = CURRENT.pending or self._alone
-            values = [a if type(a) in ARRAYS else pending.bring(np.asarray(a)) for a in arguments]
-            for place in inputs[len(arguments) :]:
+            shared = inputs[len(arguments) :]
+            for place in shared:
                 if type(place[0]) is np.ndarray:
                     place[0] = pending.bring(place[0])  # where it stays
-                values.append(place[0])
-            results = self._run(pending, values)
+            results = self._results(pending, [*arguments, *[place[0] for place in shared]])
             for place, number in updates:
-                place[0] = results[number]
+                pending.put(place, results[number])
             if pending is not self._alone:
                 return results[:count]
-            pending.flush()
-            for place, _ in updates:
-                place[0] = real(place[0])
+            pending.end([])
             return list(map(to_host, results[:count]))
 
         return call
 
-    def _run(self, pending: Pending, values: Sequence[Any]) -> List[Any]:
-        try:
-            results: List[Any] = pending.add(self._step, values)
-        except Exception:
-            node = next((v.owner for v in self._graph.outputs if v.owner is not None), None)
-            if node is not None:
-                raise_with_op(self._graph, node, self)
-            raise
-        return results
+    def _results(self, pending: Pending, values: Sequence[Any]) -> List[Any]:
+        translation = self.translation
+        keyed, states = translation.drawn(values)
+        lengths = translation.lengths(keyed)
+        placed = [v if type(v) in ARRAYS else pending.bring(np.asarray(v)) for v in keyed]
+        form = self._form(lengths, keyed, placed)
+        if form.checks:
+            pending.flush()  # what comes after a check is not computed unless it holds
+        results = pending.add(form.step, placed, form.likes)
+        if form.checks:
+            pending.flush()
+            passed = map(to_host, results[-len(form.checks) :])
+            translation.require(dict(zip(form.checks, passed)))
+        return [states.get(i, value) for i, value in enumerate(results)] if states else results
+
+    def _form(self, lengths: Any, values: Sequence[Any], placed: Sequence[Any]) -> _Form:
+        """Return the function as a step, for arguments of these forms."""
+        key = lengths, tuple([(value.shape, value.dtype) for value in placed])
+        form = self._known.get(key)
+        if form is None:
+            lengths, (outputs, passed) = self.translation.traced(values)
+            run = partial(_flat, self.translation, lengths)
+            step = Step(("function", self._key, lengths), run)
+            form = _Form(step, [*outputs, *passed.values()], tuple(passed))
+            self._known[lengths, key[1]] = form
+        return form
 
     def compile(self) -> None:
         """Do nothing: programs are compiled for the shapes of their arguments."""
+
+
+class _Form(NamedTuple):
+    """A function for arguments of some shapes, and lengths.
+
+    Attributes:
+        likes: the forms of its results, the conditions of checks last.
+        checks: the numbers of the checks.
+    """
+
+    step: Step
+    likes: Sequence[Any]
+    checks: Tuple[int, ...]
+
+
+def _flat(translation: Translation, lengths: Any, *values: Any) -> List[Any]:
+    outputs, passed = translation(lengths, *values)
+    return [*outputs, *passed.values()]
 
 
 class HostMachine:

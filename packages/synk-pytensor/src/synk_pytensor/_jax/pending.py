@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections import OrderedDict, deque
 from operator import attrgetter
-from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import jax
 import numpy as np
@@ -71,7 +71,7 @@ class _Program:
                 made.update(((number, i), value) for i, value in enumerate(results))
             return [made[place] for place in wanted]
 
-        self.keys = {step.key[0] for step, _ in steps}
+        self.keys = {step.key[1] for step, _ in steps}
         self._jitted = jax.jit(composed)
         self._compiled: Dict[Any, Any] = {}
 
@@ -105,24 +105,13 @@ class Pending:
         self._kept: List[Lazy] = []
         self._count = 0  # steps so far, of all orders
         self._programs: OrderedDict[Any, _Program] = OrderedDict()
-        self._forms: Dict[Any, Any] = {}
+        self._places: List[Tuple[List[Any], Any]] = []  # with Lazy values, and the ones before
         self._numbers: Dict[float, Any] = {}
         _all.add(self)
 
-    def add(
-        self, step: Step, arguments: Sequence[Any], likes: Optional[Sequence[Any]] = None
-    ) -> List[Lazy]:
-        """Note a step; return its results, of the forms of `likes` if these are known.
-
-        Raises whatever tracing the step raises.
-        """
+    def add(self, step: Step, arguments: Sequence[Any], likes: Sequence[Any]) -> List[Any]:
+        """Note a step; return its results, of the forms of `likes`."""
         sources = [a.array if type(a) is Lazy and a.array is not None else a for a in arguments]
-        if likes is None:
-            forms = step.key, tuple([(s.shape, s.dtype) for s in sources])
-            likes = self._forms.get(forms)
-            if likes is None:
-                given = [jax.ShapeDtypeStruct(s.shape, s.dtype) for s in sources]
-                likes = self._forms[forms] = jax.eval_shape(step.run, *given)
         made = [Lazy(self.flush, self._count, i, like) for i, like in enumerate(likes)]
         self._count += 1
         self._steps.append((step, sources))
@@ -135,12 +124,35 @@ class Pending:
             return [value.array for value in made]
         return made
 
+    def put(self, place: List[Any], value: Any) -> None:
+        """Put a result into a variable's storage."""
+        if type(value) is Lazy:
+            self._places.append((place, place[0]))
+        place[0] = value
+
     def drop(self) -> None:
         """Forget all notes, as those of an order that failed."""
         self._steps, self._made, self._kept = [], [], []
+        for place, before in reversed(self._places):
+            if type(place[0]) is Lazy:
+                place[0] = before if place[0].array is None else place[0].array
+        self._places.clear()
 
-    def flush(self) -> None:
+    def end(self, results: Any) -> None:
+        """Compute what is noted, as far as variables and these results need it."""
+        wanted = {id(place[0]) for place, _ in self._places}
+        _find(results, wanted)
+        self.flush(wanted)
+        for place, _ in self._places:
+            if type(place[0]) is Lazy:
+                place[0] = place[0].array
+        self._places.clear()
+
+    def flush(self, wanted: Optional[Set[int]] = None) -> None:
         """Compute what is noted; with collectives, all ranks come here.
+
+        Args:
+            wanted: identities of values; None for all that somebody refers to.
 
         Raises:
             MismatchError: the ranks' collectives differ; nothing was computed on any rank.
@@ -149,14 +161,17 @@ class Pending:
         if not self._steps:
             return
         steps, made = self._steps, self._made
-        kept = self._kept  # referred to until the end
+        kept = self._kept
         first = self._count - len(steps)
-        self.drop()
+        self._steps, self._made, self._kept = [], [], []
         self._forget_gone()
         leaves, wired = self._wired(steps, first)
         values = [value for refs in made for value in (ref() for ref in refs) if value is not None]
-        wanted = tuple([(value.node - first, value.index) for value in values])
-        program = self._program(wired, wanted)
+        if wanted is not None:
+            # Not those that only a journal holds: nobody gets back to what was between two acts.
+            keeps = wanted.union(map(id, kept))
+            values = [value for value in values if id(value) in keeps]
+        program = self._program(wired, tuple([(v.node - first, v.index) for v in values]))
         collectives = [(i, s.collective) for i, (s, _) in enumerate(steps) if s.collective]
         if not collectives:
             results = program.compiled(leaves)(*leaves)
@@ -169,7 +184,6 @@ class Pending:
             results = self.group.launch(run, leaves)
         for value, result in zip(values, results):
             value.array = result
-        del kept
 
     def _wired(
         self, steps: Sequence[Tuple[Step, List[Any]]], first: int
@@ -218,8 +232,17 @@ class Pending:
             key = self.gone.popleft()
             for known in [k for k, program in self._programs.items() if key in program.keys]:
                 del self._programs[known]
-            for forms in [forms for forms in self._forms if forms[0][0] == key]:
-                del self._forms[forms]
+
+
+def _find(result: Any, wanted: Set[int]) -> None:
+    """Add the identities of the `Lazy` values in results of acts."""
+    if type(result) is Lazy:
+        wanted.add(id(result))
+    elif hasattr(result, "values"):  # a call's
+        _find(result.values, wanted)
+    elif isinstance(result, (list, tuple)):
+        for item in result:
+            _find(item, wanted)
 
 
 SHARE = np.float64(1.0)
