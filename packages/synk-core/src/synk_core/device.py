@@ -129,6 +129,16 @@ class Device:
     def begin(self) -> None:
         """Begin an order: drop results of earlier ones that were not fetched."""
 
+    def flush(self) -> None:
+        """Compute, or begin to, what acts of the order under way have left to be computed together.
+        If there are collectives among that, it blocks until all ranks have come here."""
+
+    def end(self, results: Sequence[Any]) -> None:
+        """Do so at the end of an order's acts, for variables and these results of acts alone."""
+
+    def undo(self) -> None:
+        """Forget it: the order has failed."""
+
     def close(self) -> None:
         """End the use of the device by a runtime."""
 

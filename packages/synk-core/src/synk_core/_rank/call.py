@@ -134,6 +134,8 @@ class PreparedCall:
             and not (self._selects and call.rows is None)
             and rows > 0
         )
+        # Whether all ranks just run the function: else some need results of earlier acts at once.
+        self._joins = self._whole and all(self._counts) and self._reductions is None
         # A slice computes only a part of a number.
         self.sends_early = self._whole and (comm.size == 1 or here.device.takes_collectives)
         self._origin: Optional[int] = None
@@ -197,6 +199,8 @@ class PreparedCall:
         """
         here, counts = self._here, self._counts
         rank, flight = here.rank, here.flight
+        if not self._joins or here.check[0] is not None:
+            here.device.flush()
         if self._changed:
             here.journal.keep(self._changed)
         if self._average is not None:

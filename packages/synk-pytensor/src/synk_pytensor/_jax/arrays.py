@@ -12,12 +12,17 @@ import numpy as np
 
 STAND_INS = "SYNKHRONOS_JAX_STAND_INS"
 """Name of the environment variable with the number of "GPUs" of a test: JAX's CPU device in each
-rank, and the ranks' host memory in place of NCCL."""
+rank, and the ranks' host memory in place of NCCL. With a "!" behind it each act is a program."""
 
 
 def stand_ins() -> int:
     """Return the number of stand-ins for GPUs; 0 in earnest."""
-    return int(os.environ.get(STAND_INS) or 0)
+    return int(os.environ.get(STAND_INS, "").rstrip("!") or 0)
+
+
+def values_at_once() -> bool:
+    """Return whether nothing is left to be computed together."""
+    return os.environ.get(STAND_INS, "").endswith("!")
 
 
 class Lazy:

@@ -305,6 +305,7 @@ def fitted(function: Any) -> Any:
 def _accept_device_values() -> None:
     """Make PyTensor's variables and functions take values on the device from now on."""
     from .machine import in_host_memory, shared_places  # imports JAX
+    from .pending import CURRENT
 
     get_value, set_value = SharedVariable.get_value, SharedVariable.set_value
     call = Function.__call__
@@ -318,7 +319,8 @@ def _accept_device_values() -> None:
     def set_(self: Any, new_value: Any, borrow: bool = False) -> None:
         if is_array(new_value) and self.type.dtype == new_value.dtype.name:
             if self.type.is_super(T.TensorType(self.type.dtype, new_value.shape)):
-                self.container.storage[0] = new_value  # nobody can write it
+                # Nobody can write it.
+                (CURRENT.pending or _taken[0].alone).put(self.container.storage, new_value)
                 return
         set_value(self, to_host(new_value), borrow)
 

@@ -85,6 +85,17 @@ class JaxDevice(Device):
         self._pending.drop()
         CURRENT.pending = self._pending
 
+    def flush(self) -> None:
+        self._pending.flush()
+
+    def end(self, results: Sequence[Any]) -> None:
+        self._pending.end(results)
+        CURRENT.pending = None
+
+    def undo(self) -> None:
+        self._pending.drop()
+        CURRENT.pending = None
+
     def close(self) -> None:
         self._pending.drop()
         CURRENT.pending = None

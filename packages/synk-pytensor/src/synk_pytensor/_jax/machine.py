@@ -67,7 +67,7 @@ class JaxMachine:
                 pending.put(place, results[number])
             if pending is not self._alone:
                 return results[:count]
-            pending.end([])
+            pending.end(results[:count])
             return list(map(to_host, results[:count]))
 
         return call

@@ -17,7 +17,7 @@ from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Seque
 import jax
 import numpy as np
 
-from .arrays import Lazy, real
+from .arrays import Lazy, real, values_at_once
 
 MOST_PROGRAMS = 256
 """Programs that a rank keeps, for all their shapes."""
@@ -97,7 +97,7 @@ class Pending:
 
     def __init__(self, bring: Callable[[Any], Any]) -> None:
         self.group: Any = None
-        self.at_once = True
+        self.at_once = values_at_once()
         self.gone: Deque[int] = deque()
         self.bring = bring
         self._steps: List[Tuple[Step, List[Any]]] = []
@@ -122,7 +122,7 @@ class Pending:
         if self.at_once:
             self.flush()
             return [value.array for value in made]
-        return made
+        return list(made)
 
     def put(self, place: List[Any], value: Any) -> None:
         """Put a result into a variable's storage."""

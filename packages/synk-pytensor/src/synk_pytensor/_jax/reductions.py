@@ -33,6 +33,14 @@ REDUCIBLE = frozenset(
 """Names of dtypes that NCCL can reduce."""
 
 
+_OF_ALL_RANKS = frozenset(
+    (
+        *("barrier", "broadcast", "gather", "all_gather", "scatter", "reduce_scatter"),
+        *("broadcast_object", "gather_object", "all_gather_object"),
+    )
+)
+"""Names of a communicator's methods that all ranks call together."""
+
 CLOSE_S = 2.0
 """Seconds that a rank waits for its programs when it leaves the others."""
 
@@ -50,6 +58,8 @@ class JaxCommunicator:
         pending.group = group
 
     def __getattr__(self, name: str) -> Any:
+        if name in _OF_ALL_RANKS:
+            self._pending.flush()  # what is noted comes first, on all ranks
         return getattr(self._comm, name)
 
     def all_reduce(
@@ -60,6 +70,7 @@ class JaxCommunicator:
         many = isinstance(like, (list, tuple))
         likes = like if many else [like]
         if not any(map(is_array, likes)):
+            self._pending.flush()
             return self._comm.all_reduce(x, op, weight=weight, out=out)
         if op == "avg" and any(value.dtype.kind != "f" for value in likes):
             return self._comm.all_reduce(*map(_on_host, (x,)), op, weight=weight)  # it says why not
@@ -73,6 +84,7 @@ class JaxCommunicator:
         """As `all_reduce`; ranks other than the root get None."""
         first = x[0] if isinstance(x, (list, tuple)) and x else x
         if not is_array(first):
+            self._pending.flush()
             return self._comm.reduce(x, op, root, weight=weight)
         made = self.all_reduce(x, op, weight=weight)
         return made if self._comm.rank == root else None
