@@ -29,15 +29,15 @@ class Step(NamedTuple):
     """A function or collective as a part of programs.
 
     Attributes:
-        key: equal for steps that compute the same.
-        run: traceable; takes arrays, and returns a list of them.
-        collective: of all ranks, if it is one: (what the ranks compare, weight of this rank).
-            Then the first two arguments of `run` are this rank's factor and the divisor.
+        key: equal for steps that compute the same; second is the `new_key` of a holder, or None.
+        run: traceable; takes arrays, and returns a list of them. None of a collective: see
+            `Group.joined`.
+        weight: of this rank in a collective.
     """
 
     key: Any
-    run: Callable[..., List[Any]]
-    collective: Optional[Tuple[Any, float]] = None
+    run: Optional[Callable[..., List[Any]]] = None
+    weight: float = 1.0
 
 
 def new_key(holder: Any) -> int:
@@ -53,22 +53,32 @@ def _forget(key: int) -> None:
         pending.gone.append(key)
 
 
+Wired = Tuple[Step, Tuple[Any, ...]]
+"""A step of a program, and from where its arguments come: the number of a leaf, or a result."""
+
+
 class _Program:
     """Some steps as one program; compiled once for each form of its arguments."""
 
-    def __init__(self, steps: Sequence[Tuple[Step, Sequence[Any]]], wanted: Sequence[Any]) -> None:
-        runs = [(step.run, step.collective is not None, wires) for step, wires in steps]
+    def __init__(self, steps: Sequence[Wired], wanted: Sequence[Any], group: Any) -> None:
+        runs = _grouped(steps, group)
 
         def composed(*leaves: Any) -> List[Any]:
             made: Dict[Any, Any] = {}
             before: Sequence[Any] = ()
-            for number, (run, is_collective, wires) in enumerate(runs):
-                given = [leaves[w] if type(w) is int else made[w] for w in wires]
-                # XLA may run independent collectives in another order on ranks with other shapes.
-                results = run(*given, after=before) if is_collective else run(*given)
-                if is_collective:
-                    before = [min(results, key=attrgetter("size"))]
-                made.update(((number, i), value) for i, value in enumerate(results))
+            for run, members in runs:
+                given = [
+                    [leaves[w] if type(w) is int else made[w] for w in steps[number][1]]
+                    for number in members
+                ]
+                if steps[members[0]][0].run is None:
+                    # XLA may run independent ones in another order on ranks with other shapes.
+                    results = run(given, before)
+                    before = [min(itertools.chain(*results), key=attrgetter("size"))]
+                else:
+                    results = [run(*given[0])]
+                for number, values in zip(members, results):
+                    made.update(((number, i), value) for i, value in enumerate(values))
             return [made[place] for place in wanted]
 
         self.keys = {step.key[1] for step, _ in steps}
@@ -85,12 +95,28 @@ class _Program:
         return found
 
 
+def _grouped(steps: Sequence[Wired], group: Any) -> List[Tuple[Any, List[int]]]:
+    """Return what runs which steps: collectives together, where none needs another's results."""
+    runs: List[Tuple[Any, List[int]]] = []
+    for number, (step, wires) in enumerate(steps):
+        last = runs[-1][1] if runs else []
+        needed = max((wire[0] for wire in wires if type(wire) is tuple), default=-1)
+        if step.run is None and last and steps[last[0]][0].run is None and needed < last[0]:
+            last.append(number)
+        else:
+            runs.append((step.run, [number]))
+    return [
+        (run or group.joined([steps[number][0].key for number in members]), members)
+        for run, members in runs
+    ]
+
+
 class Pending:
     """Notes of what this rank is to compute.
 
     Attributes:
         bring: puts an array of the host on the device.
-        group: compares collectives and launches programs with them; None on a rank alone.
+        group: the `Group` that launches programs with collectives; None on a rank alone.
         at_once: whether each step is a program of its own.
         gone: keys of steps whose holders are gone.
     """
@@ -116,7 +142,7 @@ class Pending:
         self._count += 1
         self._steps.append((step, sources))
         self._made.append([weakref.ref(value) for value in made])
-        if step.collective is not None:
+        if step.run is None:
             # Every rank performs it, whether or not it uses a result.
             self._kept.extend(made)
         if self.at_once:
@@ -172,14 +198,14 @@ class Pending:
             keeps = wanted.union(map(id, kept))
             values = [value for value in values if id(value) in keeps]
         program = self._program(wired, tuple([(v.node - first, v.index) for v in values]))
-        collectives = [(i, s.collective) for i, (s, _) in enumerate(steps) if s.collective]
+        run = program.compiled(leaves)
+        collectives = [(step, wires) for step, wires in wired if step.run is None]
         if not collectives:
-            results = program.compiled(leaves)(*leaves)
+            results = run(*leaves)
         else:
-            run = program.compiled(leaves)
-            shares = self.group.agree([collective for _, collective in collectives])
-            for (i, _), share in zip(collectives, shares):
-                for place, number in zip(wired[i][1], share):
+            shares = self.group.agree([step for step, _ in collectives])
+            for (_, wires), share in zip(collectives, shares):
+                for place, number in zip(wires, share):
                     leaves[place] = self._number(number)
             results = self.group.launch(run, leaves)
         for value, result in zip(values, results):
@@ -187,7 +213,7 @@ class Pending:
 
     def _wired(
         self, steps: Sequence[Tuple[Step, List[Any]]], first: int
-    ) -> Tuple[List[Any], List[Any]]:
+    ) -> Tuple[List[Any], List[Wired]]:
         """Return the arguments of a program, on the device, and where each step finds its own;
         `first` is the number of the first step."""
         leaves: List[Any] = []
@@ -208,11 +234,11 @@ class Pending:
             wired.append((step, tuple(wires)))
         return leaves, wired
 
-    def _program(self, wired: Sequence[Tuple[Step, Any]], wanted: Any) -> _Program:
+    def _program(self, wired: Sequence[Wired], wanted: Any) -> _Program:
         key = tuple([(step.key, wires) for step, wires in wired]), wanted
         program = self._programs.get(key)
         if program is None:
-            program = self._programs[key] = _Program(wired, wanted)
+            program = self._programs[key] = _Program(wired, wanted, self.group)
             if len(self._programs) > MOST_PROGRAMS:
                 self._programs.popitem(last=False)
         else:

@@ -12,7 +12,7 @@ import math
 import time
 from contextlib import nullcontext, suppress
 from functools import lru_cache
-from typing import Any, ContextManager, List, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, List, Optional, Sequence, Tuple
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +54,6 @@ class JaxCommunicator:
 
     def __init__(self, comm: Any, pending: Pending, group: Any) -> None:
         self._comm, self._pending, self._group = comm, pending, group
-        self._steps: dict[Any, Step] = {}
         pending.group = group
 
     def __getattr__(self, name: str) -> Any:
@@ -75,7 +74,9 @@ class JaxCommunicator:
         if op == "avg" and any(value.dtype.kind != "f" for value in likes):
             return self._comm.all_reduce(*map(_on_host, (x,)), op, weight=weight)  # it says why not
         own = 0.0 if x is None else 1.0 if weight is None else float(weight)
-        made = self._pending.add(self._step(op, likes, own), [SHARE, SHARE, *likes], likes)
+        forms = tuple([(value.dtype.name, tuple(value.shape)) for value in likes])
+        step = Step(("reduce", None, op, own != 0.0, forms), weight=own)
+        made = self._pending.add(step, [SHARE, SHARE, *likes], likes)
         return list(made) if many else made[0]
 
     def reduce(
@@ -102,39 +103,42 @@ class JaxCommunicator:
         self._group.close()
         self._comm.close()
 
-    def _step(self, op: str, likes: Sequence[Any], weight: float) -> Step:
-        """Return the step that reduces such arrays."""
-        forms = tuple([(value.dtype.name, tuple(value.shape)) for value in likes])
-        key = op, forms, weight != 0.0
-        if key not in self._steps:
-            wide = [_wide(op, dtype) for dtype, _ in forms]
-            shapes = [jax.ShapeDtypeStruct(shape, dtype) for dtype, (_, shape) in zip(wide, forms)]
-            reduced = self._group.prepared("sum" if op == "avg" else op, shapes)
-            run = _Reduction(op, weight != 0.0, shapes, reduced)
-            self._steps[key] = Step(("reduce", *key), run, (op, forms))
-        return self._steps[key]._replace(collective=((op, forms), weight))
 
+class _Joined:
+    """Reductions over all ranks, as one traceable part of a program."""
 
-class _Reduction:
-    """The traceable part of a program that reduces arrays over all ranks."""
+    def __init__(self, keys: Sequence[Any], prepare: Callable[..., Any]) -> None:
+        self._parts = [(op, contributes, forms) for _, _, op, contributes, forms in keys]
+        ops, self._shapes = [], []
+        for op, _, forms in self._parts:
+            for dtype, shape in forms:
+                ops.append("sum" if op == "avg" else op)
+                self._shapes.append(jax.ShapeDtypeStruct(shape, _wide(op, dtype)))
+        self._call = prepare(ops, self._shapes)
 
-    def __init__(self, op: str, contributes: bool, shapes: Sequence[Any], reduced: Any) -> None:
-        self._op, self._contributes = op, contributes
-        self._shapes, self._reduced = list(shapes), reduced
+    def __call__(self, given: Sequence[Sequence[Any]], after: Sequence[Any]) -> List[List[Any]]:
+        """Return the results of each reduction; `after` are results of what has to come before.
 
-    def __call__(self, factor: Any, divisor: Any, *arrays: Any, after: Sequence[Any] = ()) -> Any:
-        """Return the reduced arrays; `after` are results of what has to come before."""
-        op, given = self._op, []
-        for array, shape in zip(arrays, self._shapes):
-            if not self._contributes:
-                given.append(jnp.full(shape.shape, _neutral(op, shape.dtype), shape.dtype))
-                continue
-            own = array.astype(shape.dtype)
-            given.append(own * factor.astype(shape.dtype) if op == "avg" else own)
-        results = buffer_callback(self._reduced, self._shapes)(*given, *after)
-        if op == "avg":
-            results = [r / divisor.astype(r.dtype) for r in results]
-        return [r.astype(array.dtype) for r, array in zip(results, arrays)]
+        Args:
+            given: of each the factor of this rank, the divisor of the sum, and its arrays.
+        """
+        sources: List[Any] = []
+        for (op, contributes, forms), (factor, _, *arrays) in zip(self._parts, given):
+            for array, (dtype, shape) in zip(arrays, forms):
+                wide = _wide(op, dtype)
+                if not contributes:
+                    sources.append(jnp.full(shape, _neutral(op, np.dtype(wide)), wide))
+                else:
+                    own = array.astype(wide)
+                    sources.append(own * factor.astype(wide) if op == "avg" else own)
+        reduced = iter(buffer_callback(self._call, self._shapes)(*sources, *after))
+        results = []
+        for (op, _, forms), (_, divisor, *_) in zip(self._parts, given):
+            own = [next(reduced) for _ in forms]
+            if op == "avg":
+                own = [value / divisor.astype(value.dtype) for value in own]
+            results.append([value.astype(dtype) for value, (dtype, _) in zip(own, forms)])
+        return results
 
 
 def _wide(op: str, dtype: str) -> str:
@@ -167,20 +171,29 @@ class Group:
         self.comm = comm
         self.raised: Optional[BaseException] = None
 
-    def agree(self, collectives: Sequence[Tuple[Any, float]]) -> List[Tuple[float, float]]:
-        """Compare collectives on all ranks; return (factor, divisor) of each.
+    def joined(self, keys: Sequence[Any]) -> _Joined:
+        """Return reductions by the keys of their steps, as a part of programs."""
+        return _Joined(keys, self.prepared)
+
+    def prepared(self, ops: Sequence[str], shapes: Sequence[Any]) -> Callable[..., None]:
+        """Return what reduces buffers of these forms, for XLA to call."""
+        raise NotImplementedError
+
+    def agree(self, steps: Sequence[Step]) -> List[Tuple[float, float]]:
+        """Compare reductions on all ranks; return (factor, divisor) of each.
 
         Raises:
             MismatchError: they differ; raised on all ranks.
         """
-        calls = tuple([call for call, _ in collectives])
-        mine = np.array([_named(calls), *(weight for _, weight in collectives)])
+        # Whether a rank contributes may differ.
+        calls = tuple([(step.key[2], step.key[4]) for step in steps])
+        mine = np.array([_named(calls), *(step.weight for step in steps)])
         parts = self.comm.all_gather(mine)
         if any(part[0] != mine[0] for part in parts):
             texts = self.comm.all_gather_object(_described(calls))
             self._raise("the ranks called different collectives, or with unlike arrays", texts)
         shares = []
-        for n, (_, own) in enumerate(collectives, 1):
+        for n, step in enumerate(steps, 1):
             weights = [float(part[n]) for part in parts]
             given = [weight for weight in weights if weight]
             if not given:
@@ -192,7 +205,7 @@ class Group:
                 # By a power of two, which changes no bit of the average, into float32's range.
                 exponent = -math.frexp(max(given))[1]
                 small = [math.ldexp(weight, exponent) for weight in given]
-                shares.append((math.ldexp(own, exponent), math.fsum(small)))
+                shares.append((math.ldexp(step.weight, exponent), math.fsum(small)))
         return shares
 
     def _raise(self, problem: str, texts: Sequence[str]) -> None:
@@ -232,10 +245,9 @@ class NcclGroup(Group):
         super().__init__(comm)
         self._last: List[Any] = []
 
-    def prepared(self, op: str, shapes: Sequence[Any]) -> Any:
-        """Return what reduces buffers of these forms, for XLA to call."""
+    def prepared(self, ops: Sequence[str], shapes: Sequence[Any]) -> Callable[..., None]:
         kinds = [(shape.dtype.str, shape.shape) for shape in shapes]
-        enqueue = self.comm.prepared_all_reduce(op, kinds)
+        enqueue = self.comm.prepared_all_reduce(ops, kinds)
 
         def reduced(context: Any, outs: Any, *buffers: Any) -> None:
             # Behind them is the result that has to come before.

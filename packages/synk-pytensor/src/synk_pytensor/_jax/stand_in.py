@@ -24,17 +24,15 @@ class HostGroup(Group):
         self._work: queue.SimpleQueue[Optional[Callable[[], None]]] = queue.SimpleQueue()
         self._programs = ThreadPoolExecutor(1, "stand-in")
 
-    def prepared(self, op: str, _shapes: Sequence[Any]) -> Any:
-        """Return what reduces buffers, for XLA to call."""
+    def prepared(self, ops: Sequence[str], shapes: Sequence[Any]) -> Callable[..., None]:  # noqa: ARG002
 
         def reduced(_context: Any, outs: Any, *buffers: Any) -> None:
             over = threading.Event()
 
             def work() -> None:
                 try:
-                    given = [np.asarray(buffer).copy() for buffer in buffers[: len(outs)]]
-                    for out, value in zip(outs, self.comm.all_reduce(given, op)):
-                        np.asarray(out)[...] = value
+                    for op, out, buffer in zip(ops, outs, buffers):
+                        np.asarray(out)[...] = self.comm.all_reduce(np.array(np.asarray(buffer)), op)
                 finally:
                     over.set()
 

@@ -186,7 +186,7 @@ class NcclCommunicator(Communicator):
         return PartitionedReduction(self._steps, out, op, bounds, weight, timeout_s)
 
     def prepared_all_reduce(
-        self, op: str | ReduceOp, kinds: Sequence[tuple[str, tuple[int, ...]]]
+        self, ops: Sequence[str | ReduceOp], kinds: Sequence[tuple[str, tuple[int, ...]]]
     ) -> PreparedReduction:
         """Prepare an all_reduce that another library makes amid its own work, such as a program of
         XLA's that calls Python.
@@ -195,13 +195,15 @@ class NcclCommunicator(Communicator):
         they make, and on their order, or they wait for ever, or combine the wrong elements.
 
         Args:
-            op: "sum", "min", "max" or "prod".
+            ops: of each array "sum", "min", "max" or "prod".
             kinds: dtype (as ``numpy.dtype.str``) and shape of each array.
 
         Raises:
             TypeError, ValueError: NCCL cannot reduce such arrays; another op.
         """
-        return PreparedReduction(self._link, ReduceOp.parse(op), kinds, self._host.timeout_s)
+        return PreparedReduction(
+            self._link, list(map(ReduceOp.parse, ops)), kinds, self._host.timeout_s
+        )
 
     @contextlib.contextmanager
     def awaiting_work(self, timeout_s: float | None = None) -> Iterator[None]:

@@ -326,11 +326,13 @@ class PartitionedReduction:
 class PreparedReduction:
     """An all_reduce amid another library's work; see ``NcclCommunicator.prepared_all_reduce``."""
 
-    def __init__(self, link: Link, op: ReduceOp, kinds: Sequence[Kind], timeout_s: float) -> None:
-        if op not in _OPS:
+    def __init__(
+        self, link: Link, ops: Sequence[ReduceOp], kinds: Sequence[Kind], timeout_s: float
+    ) -> None:
+        if not _OPS.keys() >= set(ops):
             raise ValueError("a prepared reduction has no weights: use 'sum', and divide")
-        hows = [_combined(kind, op) for kind in kinds]
-        self._hows = [(how.elements, how.type, _OPS[op]) for how in hows]
+        hows = [(_combined(kind, op), op) for kind, op in zip(kinds, ops)]
+        self._hows = [(how.elements, how.type, _OPS[op]) for how, op in hows]
         self._link, self._timeout_s = link, timeout_s
 
     def __call__(self, sources: Sequence[int], targets: Sequence[int], stream: int) -> None:
