@@ -65,8 +65,8 @@ class ActVariables:
         return list(map(on_host, values))
 
     def rooms(self, values: Sequence[Any]) -> List[Any]:
-        """Return arrays for new values, like `values` in shape, dtype and place; if arrays are never
-        written, these, to show that."""
+        """Return arrays for new values, like `values` in shape, dtype and place; if a device's
+        arrays are never written, `values`, to show their forms."""
         rooms = []
         for number, variable, value in zip(self._numbers, self._variables, values):
             storage = variable.container.storage

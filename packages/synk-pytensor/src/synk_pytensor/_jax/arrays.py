@@ -9,7 +9,6 @@ from typing import Any, Callable, List, Tuple
 
 import numpy as np
 
-
 STAND_INS = "SYNKHRONOS_JAX_STAND_INS"
 """Name of the environment variable with the number of "GPUs" of a test: JAX's CPU device in each
 rank, and the ranks' host memory in place of NCCL. With a "!" behind it each act is a program."""
@@ -58,7 +57,7 @@ class Lazy:
                 raise RuntimeError("this value belongs to an order that was undone")
         return self.array
 
-    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:  # noqa: ARG002 - always one
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         return np.array(self.force(), dtype)
 
     def __getitem__(self, key: Any) -> Any:

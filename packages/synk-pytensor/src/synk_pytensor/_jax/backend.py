@@ -59,6 +59,7 @@ OWNS_VARIABLES = False
 
 _PRECISIONS = {"float32": "highest", "tf32": "tensorfloat32"}
 
+
 class _Taken(NamedTuple):
     """The device of this process."""
 

@@ -16,10 +16,10 @@ from synk_comm import cuda
 from synk_core.device import Device, Place
 
 from . import stand_in
+from .arrays import is_array, real, stand_ins, to_device, to_host
 from .machine import fitted
 from .pending import CURRENT, Pending
 from .reductions import REDUCIBLE, JaxCommunicator, NcclGroup
-from .arrays import is_array, real, stand_ins, to_device, to_host
 
 SMALLEST_LOCK = 1 << 16
 """Bytes from which locked pages make a copy quicker."""

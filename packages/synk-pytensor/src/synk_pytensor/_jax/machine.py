@@ -8,9 +8,9 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tu
 
 import numpy as np
 
+from .arrays import ARRAYS, is_array, to_host
 from .pending import CURRENT, Pending, Step, new_key
 from .translation import Translation
-from .arrays import ARRAYS, is_array, to_host
 
 
 class JaxMachine:

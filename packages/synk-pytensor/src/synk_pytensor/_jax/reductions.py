@@ -21,8 +21,8 @@ from jax.experimental.buffer_callback import buffer_callback
 
 import synk_comm
 
+from .arrays import is_array, to_host
 from .pending import SHARE, Pending, Step
-from .arrays import is_array, real, to_host
 
 REDUCIBLE = frozenset(
     (

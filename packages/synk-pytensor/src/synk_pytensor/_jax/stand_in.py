@@ -15,6 +15,7 @@ import numpy as np
 
 from .reductions import Group
 
+
 class HostGroup(Group):
     """Reduces in host memory, in the thread that performs the order: the ranks' communicator is
     that thread's, and it waits for others as always."""
@@ -32,7 +33,9 @@ class HostGroup(Group):
             def work() -> None:
                 try:
                     for op, out, buffer in zip(ops, outs, buffers):
-                        np.asarray(out)[...] = self.comm.all_reduce(np.array(np.asarray(buffer)), op)
+                        np.asarray(out)[...] = self.comm.all_reduce(
+                            np.array(np.asarray(buffer)), op
+                        )
                 finally:
                     over.set()
 
