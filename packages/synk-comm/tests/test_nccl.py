@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -492,6 +493,75 @@ def test_a_dead_process_is_noticed_while_the_gpu_waits_for_it(asked):
         assert "lost rank 1" in repr(comm)
         with pytest.raises(PeerLost):
             comm.all_reduce(x)
+
+    try:
+        assert 0 in broken_group(run).aborted
+    finally:
+        child.kill()
+        child.wait()
+        child.stdin.close()
+
+
+def pointer_of(array):
+    return array.__cuda_array_interface__["data"][0]
+
+
+def wait_for_work(fake, patience_s=10.0):
+    """Wait for the GPU as another library does."""
+    deadline = time.monotonic() + patience_s
+    while fake.gpus.pending():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_another_library_enqueues_reductions_in_its_own_thread(ranks):
+    ops = ["sum", "prod", "max"]
+    kinds = [("<f8", (3, 2)), ("<f8", (0,)), ("<f8", ())]
+    values = [[data(rank, shape, "f8") for _, shape in kinds] for rank in range(ranks.size)]
+
+    def run(comm):
+        given = [ranks.put(comm, value) for value in values[comm.rank]]
+        outs = [ranks.put(comm, np.zeros_like(value)) for value in values[comm.rank]]
+        pointers = [list(map(pointer_of, arrays)) for arrays in (given, outs)]
+        reduce = comm.prepared_all_reduce(ops, kinds)
+        for stream in (7, 8):
+            thread = threading.Thread(target=reduce, args=(*pointers, stream))
+            thread.start()
+            thread.join()
+        with comm.awaiting_work():
+            wait_for_work(ranks.fake)
+        with pytest.raises(ZeroDivisionError), comm.awaiting_work():
+            1 / 0  # noqa: B018 - the caller's own error leaves the group as it is
+        for bad, error in ((("sum", "<i2"), TypeError), (("avg", "<f8"), ValueError)):
+            with pytest.raises(error):
+                comm.prepared_all_reduce([bad[0]], [(bad[1], (1,))])
+        return [out.host() for out in outs]
+
+    wanted = [f(v, axis=0) for f, v in zip((np.sum, np.prod, np.max), zip(*values))]
+    for results in ranks.run(run):
+        for result, value in zip(results, wanted):
+            np.testing.assert_allclose(result, value)
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_wait_of_another_library_ends_if_a_rank_is_lost_or_late(lost):
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+
+    def run(comm, fake, x):
+        if comm.rank:
+            time.sleep(0.3)
+            if lost:
+                child.kill()
+            return
+        comm._link._pidfds.add(1, Identity(child.pid, 0, identity().namespace))
+        reduce = comm.prepared_all_reduce(["sum"], [("<f8", (2,))])
+        reduce([pointer_of(x)], [pointer_of(x)], 5)
+        began = time.monotonic()
+        with pytest.raises(PeerLost if lost else CommTimeout), comm.awaiting_work(0.5):
+            wait_for_work(fake)
+        assert time.monotonic() - began < 5
+        reduce([pointer_of(x)], [pointer_of(x)], 5)  # of no effect
+        assert fake.gpus.pending() == 0
 
     try:
         assert 0 in broken_group(run).aborted

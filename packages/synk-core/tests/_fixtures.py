@@ -32,6 +32,33 @@ def frozen():
 
 
 @pytest.fixture(scope="session", autouse=True)
+def python_on_cores():
+    """If the ranks have stand-ins for GPUs, have functions that JAX cannot translate compute on
+    their cores, as a user would."""
+    if not os.environ.get("SYNKHRONOS_JAX_STAND_INS"):
+        yield
+        return
+    from pytensor.graph.traversal import ancestors
+    from pytensor.link.jax.dispatch import jax_funcify
+
+    function, none = Runtime.function, jax_funcify.dispatch(object)
+
+    def somewhere(self, inputs, outputs=None, **kwargs):
+        listed = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+        ends = [end[0] if isinstance(end, tuple) else end for end in listed]
+        updates = kwargs.get("updates") or ()
+        ends += [update[1] for update in getattr(updates, "items", lambda: updates)()]
+        nodes = [v.owner for v in ancestors([v for v in ends if hasattr(v, "owner")]) if v.owner]
+        if any(jax_funcify.dispatch(type(node.op)) is none for node in nodes):
+            kwargs.setdefault("mode", "CVM")
+        return function(self, inputs, outputs, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Runtime, "function", somewhere)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def no_leaks():
     with no_ranks_left():
         yield

@@ -19,6 +19,7 @@ from _fixtures import (  # noqa: F401
     house,
     no_leaks,
     pair,
+    python_on_cores,
     run_script,
     runtime,
     trio,

@@ -99,6 +99,8 @@ class Device:
         precision: of float32; "" where there is no choice.
         is_gpu: whether values have to be brought to it.
         takes_collectives: whether the communicator takes its arrays.
+        is_functional: whether its arrays are never written, and its functions are compiled for the
+            shapes of their arguments: collectives return new arrays.
         uploads: copies inputs while the device computes; None if it cannot.
     """
 
@@ -106,6 +108,7 @@ class Device:
     precision = ""
     is_gpu = False
     takes_collectives = False
+    is_functional = False
     uploads: Optional[DeviceUploads] = None
 
     def connect(self, comm: synk_comm.Communicator) -> Any:
@@ -125,6 +128,19 @@ class Device:
 
     def begin(self) -> None:
         """Begin an order: drop results of earlier ones that were not fetched."""
+
+    def flush(self) -> None:
+        """Compute, or begin to, what acts of the order under way have left to be computed together.
+        If there are collectives among that, it blocks until all ranks have come here."""
+
+    def end(self, results: Sequence[Any]) -> None:
+        """Do so at the end of an order's acts, for variables and these results of acts alone."""
+
+    def undo(self) -> None:
+        """Forget it: the order has failed."""
+
+    def close(self) -> None:
+        """End the use of the device by a runtime."""
 
     # ---- functions -------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ from pytensor.graph.traversal import graph_inputs as leaves_of
 from pytensor.graph.type import Type
 from pytensor.graph.utils import MissingInputError
 from pytensor.link.basic import Container, JITLinker
+from pytensor.link.jax.linker import JAXLinker
 from pytensor.link.numba.linker import NumbaLinker
 from pytensor.link.utils import raise_with_op as _raise_with_op
 from pytensor.raise_op import Assert
@@ -52,10 +53,10 @@ from pytensor.tensor.type_other import NoneTypeT
 
 from synk_core.engine import replaced
 
+from ._jax import backend as DEVICES
+
 ADAPTER = __name__
 NAME, TITLE, FLAGS = "pytensor", "PyTensor", "PYTENSOR_FLAGS"
-
-DEVICES = None
 
 FLATTENS = False
 
@@ -85,9 +86,10 @@ def _is_numba_default() -> bool:
     return isinstance(get_mode(None).linker, NumbaLinker)
 
 
-def worker_variables(_on_device: bool) -> Dict[str, str]:
-    """Return nothing: the user's flags are in the environment, and there are no devices."""
-    return {}
+def worker_variables(on_device: bool) -> Dict[str, str]:
+    """The user's flags are in the environment. A rank without a device must not take a part of
+    GPUs' memory, as JAX does when it first computes, be it on the processor."""
+    return {} if on_device else {"JAX_PLATFORMS": "cpu"}
 
 
 def slow_without_compiler() -> bool:
@@ -142,9 +144,16 @@ def is_random(variable: Any) -> bool:
 
 def build(inputs: Any, outputs: Any, *, no_default_updates: Any = False, **arguments: Any) -> Any:
     """PyTensor deprecates the argument alone. A function that is compiled as a whole is not linked
-    yet: see `machine_of`."""
+    yet: see `machine_of`. JAX is optional, and its import takes long."""
     with _constructing(no_default_updates=no_default_updates), _unlinked_as_a_whole():
-        return library.function(inputs, outputs, **arguments)
+        function = library.function(inputs, outputs, **arguments)
+    if isinstance(function.maker.linker, JAXLinker):
+        from synk_pytensor._jax.rows import use_rows
+        from synk_pytensor._jax.translation import Translation
+
+        use_rows(function.maker.fgraph)
+        Translation(function.maker.fgraph)  # so that errors are raised here
+    return function
 
 
 def without_test_values() -> Any:
@@ -198,6 +207,21 @@ def _constructing(in_place: bool = True, **changed: Any) -> Any:
 # ---- compiled functions ----------------------------------------------------------------------
 
 
+class _TranslatingLinker(JAXLinker):
+    """PyTensor's, with translations of our own; random states stay what they are."""
+
+    def fgraph_convert(self, fgraph: Any, **_settings: Any) -> Any:
+        from synk_pytensor._jax.translation import Translation
+
+        return Translation(fgraph)
+
+    def jit_compile(self, fn: Any) -> Any:
+        return fn
+
+    def create_thunk_inputs(self, storage_map: Any) -> Any:
+        return [storage_map[variable] for variable in self.fgraph.inputs]
+
+
 class _JitMachine:
     """A machine for a function that is compiled as a whole, in place of PyTensor's.
 
@@ -209,7 +233,9 @@ class _JitMachine:
 
     def __init__(self, function: Any) -> None:
         thunk = function.vm
-        self.jit_fn = thunk.jit_fn
+        self._is_jax = isinstance(function.maker.linker, JAXLinker)
+        self.translation = thunk.jit_fn if self._is_jax else None
+        self.jit_fn = thunk.jit_fn.run if self._is_jax else thunk.jit_fn
         self.allow_gc = thunk.allow_gc
         self.storage_map = thunk.storage_map
         self._graph = function.maker.fgraph
@@ -244,10 +270,10 @@ class _JitMachine:
                 results = jit_fn(*values)
             except Exception:
                 node = next((v.owner for v in self._graph.outputs if v.owner is not None), None)
-                if node is not None:
+                if node is not None and not self._is_jax:  # whose errors name the node
                     _raise_with_op(self._graph, node, self)
                 raise
-            if not is_numba:
+            if not is_numba and not self._is_jax:
                 # A copy, because a result that others keep may be read-only.
                 results = [r if type(r) is np.ndarray else np.array(r) for r in results or ()]
             for place, number in updates:
@@ -271,7 +297,7 @@ class _JitMachine:
 
 
 def compile_ahead(function: Any) -> None:
-    if isinstance(function.vm, _JitMachine):
+    if hasattr(function.vm, "compile"):
         function.vm.compile()
 
 
@@ -281,15 +307,34 @@ def machine_of(function: Any) -> Any:
 
 def foreign_linker(function: Any) -> str:
     linker = function.maker.linker
-    is_foreign = isinstance(linker, JITLinker) and not isinstance(linker, NumbaLinker)
+    is_foreign = isinstance(linker, JITLinker) and not isinstance(linker, (NumbaLinker, JAXLinker))
     return type(linker).__name__ if is_foreign else ""
 
 
 raise_with_op = partial(_raise_with_op, None)  # of no graph
 
 
-def extras_of(_function: Any) -> None:
-    """`link` needs nothing else."""
+def extras_of(function: Any) -> Optional[Tuple[str, ...]]:
+    """For JAX, the lines that made the nodes, for its errors."""
+    if not isinstance(function.maker.linker, JAXLinker):
+        return None
+    from synk_pytensor._jax.operations import origin
+
+    lines: Dict[str, str] = {}
+    return tuple(lines.setdefault(*2 * [origin(n)]) for n in function.maker.fgraph.toposort())
+
+
+def _put_origins(flat: Any, graph: Any) -> None:
+    """Give the nodes of a graph the lines that made them."""
+    nodes = {number: i for i, (*_, made) in enumerate(flat.numbered_nodes()) for number in made}
+    pending, seen = list(zip(graph.outputs, flat.outputs)), set()
+    while pending:
+        variable, number = pending.pop()
+        position = nodes.get(number)
+        if position is not None and position not in seen:
+            seen.add(position)
+            variable.owner.outputs[0].tag.synk_origin = flat.extras[position]
+            pending += zip(variable.owner.inputs, flat.nodes[position][1])
 
 
 def link(flat: Any, graph: Any, inputs: Sequence[Any]) -> Any:
@@ -309,11 +354,15 @@ def link(flat: Any, graph: Any, inputs: Sequence[Any]) -> Any:
     maker.outputs = maker.outputs[:n_outputs]
     maker.unpack_single, maker.return_none = flat.returns
     if not isinstance(maker.linker, JITLinker):
-        return maker.create([item.value for item in inputs])
+        return DEVICES.fitted(maker.create([item.value for item in inputs]))
+    is_jax = isinstance(maker.linker, JAXLinker)
+    if is_jax:
+        maker.linker = _TranslatingLinker().accept(graph)
+        _put_origins(flat, graph)
     with _translated_by_kind():
         function = maker.create([item.value for item in inputs])
-    function.vm = _JitMachine(function)
-    return function
+    function.vm = (DEVICES.machine(function) if is_jax else None) or _JitMachine(function)
+    return DEVICES.fitted(function)
 
 
 _ALIKE_BY_TYPE = (DimShuffle, Dot, Elemwise)

@@ -22,6 +22,7 @@ from synk_core._wire.arrays import PIECE
 from synk_core._wire.flight import KINDS, Phase, in_slice
 from synk_core._wire.messages import Call, Prefetch, Rows
 from synk_core.device import Launcher, VectorParts
+from synk_core.engine import machine_of
 from synk_core.exceptions import SynkError
 
 from .collectives import PreparedCollective
@@ -62,7 +63,9 @@ class CallInputs:
             array.flags.c_contiguous and array.flags.aligned and not item.axis
             for array, item in self.scattered
         ]
-        self.brought = [is_device_type(s.variable.type) for s in function.maker.inputs]
+        self.brought: List[bool] = getattr(machine_of(function), "brought", None) or [
+            is_device_type(item.variable.type) for item in function.maker.inputs
+        ]
         self.brings = any(self.brought)
         self.copies = self._index is not None
         for i, array in enumerate(self.arrays):
@@ -201,6 +204,8 @@ class PreparedCall:
         is_whole = call.num_slices == 1 and not call.form.accumulate and call.form.select is None
         if not is_whole or recipe.row_shares or recipe.sliceable or not rows:
             self._slices = Slices(here, call, loaded, self._inputs, self._run)
+        # Whether all ranks just run the function: else some need results of earlier acts at once.
+        self._joins = self._slices is None and all(self._counts) and self._reductions is None
         # A slice computes only a part of a number.
         self.sends_early = self._slices is None and (
             comm.size == 1 or here.device.takes_collectives
@@ -224,7 +229,9 @@ class PreparedCall:
         self._function = function
         self._launcher: Optional[Launcher] = None
         self._quick = trusting(function, self._inputs.arrays)
-        self._careful: Any = function
+        # A device's functions check shapes themselves; the check would take arrays from there.
+        is_functional = self._here.device.is_functional and self._inputs.brings
+        self._careful: Any = self._quick if is_functional else function
         if self._quick is not function and self._reductions is None:
             launcher = self._loaded.launcher(function, self._here.device, parts)
             if launcher is not None and launcher.is_possible:
@@ -240,10 +247,9 @@ class PreparedCall:
         unless the act that comes next in this order is to do just that."""
         here, loaded, form = self._here, self._loaded, self._call.form
         averages = following.averages if isinstance(following, PreparedCollective) else None
-        # All ranks see this alike.
-        is_possible = self._slices is None and all(self._counts) and self._reductions is None
         self._average = None
-        if averages is not None and averages[0] == self._call.function_id and is_possible:
+        # All ranks see this alike.
+        if averages is not None and averages[0] == self._call.function_id and self._joins:
             key = form, averages[1]
             if key not in loaded.averages:
                 found = OverlappedAverage.of(here, loaded.forms[form], averages[1])
@@ -262,6 +268,8 @@ class PreparedCall:
         `origin` is the lowest row of the selection, `place` is in `times`, where there is room.
         """
         here, counts, flight = self._here, self._counts, self._here.flight
+        if not self._joins or here.check[0] is not None:
+            here.device.flush()
         if self._changed:
             here.journal.keep(self._changed)
         if self._average is not None:

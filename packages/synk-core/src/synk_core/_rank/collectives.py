@@ -61,15 +61,18 @@ class ActVariables:
         values = self.now
         device = self._here.device
         if device.is_gpu and not through_host and device.takes(values, reducible):
-            return list(map(in_c_order, values))
+            return [in_c_order(v) if is_on_device(v) else device.bring(v) for v in values]
         return list(map(on_host, values))
 
     def rooms(self, values: Sequence[Any]) -> List[Any]:
-        """Return arrays for new values, like `values` in shape, dtype and place."""
+        """Return arrays for new values, like `values` in shape, dtype and place; if a device's
+        arrays are never written, `values`, to show their forms."""
         rooms = []
         for number, variable, value in zip(self._numbers, self._variables, values):
             storage = variable.container.storage
-            if value is storage[0]:
+            if self._here.device.is_functional and is_on_device(value):
+                room = value
+            elif value is storage[0]:
                 room = self._here.journal.room(number, storage)
             else:
                 room = value if is_plain(value) else empty_like(value, value.shape, value.dtype)
@@ -319,10 +322,11 @@ def all_reduce(
     values = variables.values(through_host, reducible=True)
     outs = variables.rooms(values)
     if op == "avg":
-        here.comm.all_reduce(_bare(values), "avg", weight=weight, out=_bare(outs))
+        reduced = here.comm.all_reduce(_bare(values), "avg", weight=weight, out=_bare(outs))
     else:
-        here.comm.all_reduce(None if weight == 0 else _bare(values), op, out=_bare(outs))
-    variables.store(outs, alike=True)
+        given = None if weight == 0 else _bare(values)
+        reduced = here.comm.all_reduce(given, op, out=_bare(outs))
+    variables.store([reduced] if variables.is_one else reduced, alike=True)
 
 
 def get_shapes(here: Workplace, variables: ActVariables) -> Optional[List[Tuple[Any, ...]]]:

@@ -207,7 +207,11 @@ def collect_on_device(
     later = []
     for i, (op, value) in enumerate(zip(ops, values)):
         stays = op is not None and device.takes([value])
-        if stays and (op == ROWLESS_OP or (value.ndim == 0 and op != "gather")):
+        if device.is_functional:
+            is_later, stays = op == ROWLESS_OP, op not in (None, "gather")
+        else:
+            is_later = stays and (op == ROWLESS_OP or (value.ndim == 0 and op != "gather"))
+        if is_later:
             later.append(i)
         elif stays and (op == "gather" or device.takes([value], reducible=True)):
             together.setdefault(str(op), []).append(i)

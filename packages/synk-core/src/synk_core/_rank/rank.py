@@ -44,6 +44,7 @@ from .workplace import NotJoined, Workplace
 
 # Members of enums are slow to look up in some versions of Python.
 _IDLE, _END, _DONE = Phase.IDLE, Phase.END, ActOutcome.DONE
+_TOGETHER = Phase.COLLECTIVE
 
 _PREPARED: Dict[type, Callable[[Workplace, Any], Any]] = {
     Call: lambda here, act: (act.variant.prepare if act.variant else PreparedCall)(here, act),
@@ -234,6 +235,7 @@ class Rank(Workplace):
         """Undo an order, and have the others leave it, unless one of them has failed."""
         self.failed_at = perf_counter()
         try:
+            self.device.undo()
             self._undo(known, order, error)
         finally:
             self.journal.undo()
@@ -273,6 +275,9 @@ class Rank(Workplace):
             flight.end(_DONE)
             place += self.size
             synchronized = act.synchronizes
+        if self.device.is_functional:
+            flight.enter(_TOGETHER)
+            self.device.end(results)
         if on_device and any(map(_is_incomplete, results)):
             results, synchronized = self._collected(results, steps), True
         self._ending = True
@@ -392,6 +397,7 @@ class Rank(Workplace):
             function.close()
         self.functions.clear()
         self.registry.truncate(0)
+        self.device.close()
 
 
 def _is_incomplete(result: Any) -> bool:

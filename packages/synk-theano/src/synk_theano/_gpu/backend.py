@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, List, Optional
 
 import theano
 
+import synk_comm
 from synk_comm import cuda
 from synk_core.device import DOCTOR, Contexts
 from synk_core.exceptions import StartError
@@ -35,7 +36,9 @@ if TYPE_CHECKING:
     from .device import GpuArrayDevice
 
 __all__ = [
+    "OWNS_VARIABLES",
     "concatenated",
+    "count",
     "empty_like",
     "in_c_order",
     "in_use",
@@ -48,8 +51,23 @@ __all__ = [
     "sums",
     "take",
     "to_device",
+    "why_no_nccl",
     "why_unusable",
 ]
+
+
+OWNS_VARIABLES = True
+"""Whether variables of the device have no values in host memory."""
+
+
+def count() -> int:
+    """Return the number of GPUs that CUDA shows to this process."""
+    return cuda.Driver().device_count()
+
+
+def why_no_nccl() -> str:
+    """Return why ranks cannot use NCCL; "" if they can."""
+    return synk_comm.why_no_nccl()
 
 
 def why_unusable() -> str:

@@ -28,8 +28,9 @@ For device arrays this holds beyond the contract of ``abc.py``, or instead of it
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
 import numpy as np
@@ -44,7 +45,7 @@ from synk_comm.exceptions import CommError, MismatchError
 
 from . import moves, reduce
 from .link import Link, MissingLibrary, NcclError, NcclSettings, load_binding
-from .reduce import PartitionedReduction
+from .reduce import PartitionedReduction, PreparedReduction
 from .steps import DeviceSteps
 
 __all__ = ["MissingLibrary", "NcclCommunicator", "NcclError", "nccl", "why_no_nccl"]
@@ -183,6 +184,48 @@ class NcclCommunicator(Communicator):
         """
         op = ReduceOp.parse(op)
         return PartitionedReduction(self._steps, out, op, bounds, weight, timeout_s)
+
+    def prepared_all_reduce(
+        self, ops: Sequence[str | ReduceOp], kinds: Sequence[tuple[str, tuple[int, ...]]]
+    ) -> PreparedReduction:
+        """Prepare an all_reduce that another library makes amid its own work, such as a program of
+        XLA's that calls Python.
+
+        It is no collective, and compares nothing: all ranks must have agreed on the calls that
+        they make, and on their order, or they wait for ever, or combine the wrong elements.
+
+        Args:
+            ops: of each array "sum", "min", "max" or "prod".
+            kinds: dtype (as ``numpy.dtype.str``) and shape of each array.
+
+        Raises:
+            TypeError, ValueError: NCCL cannot reduce such arrays; another op.
+        """
+        return PreparedReduction(
+            self._link, list(map(ReduceOp.parse, ops)), kinds, self._host.timeout_s
+        )
+
+    @contextlib.contextmanager
+    def awaiting_work(self, timeout_s: float | None = None) -> Iterator[None]:
+        """Use it as a block in which you wait for work with prepared reductions.
+
+        The wait ends if a peer dies, or at the timeout: that stops NCCL, and results are undefined.
+
+        Raises:
+            PeerLost, AbortedError, CommTimeout, NcclError: at the end of the block, about all work
+                so far.
+        """
+        deadline = self._steps.deadline(timeout_s)
+        interrupt: BaseException | None = None
+        with self._steps.guard, self._link.await_work(deadline):
+            try:
+                yield
+            except CommError:
+                raise
+            except BaseException as exc:  # noqa: BLE001 - raised below, outside of the guard
+                interrupt = exc
+        if interrupt is not None:
+            raise interrupt
 
     def synchronize(self, timeout_s: float | None = None, *, event: int | None = None) -> None:
         """Wait until the GPU has done all that this communicator's calls have enqueued.

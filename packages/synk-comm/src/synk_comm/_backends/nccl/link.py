@@ -172,6 +172,8 @@ class Link:
         self.handle: Any = None
         self._host = host
         self._streams: set[int] = set()
+        self._work_is_out = False  # on streams of other libraries
+        self._late: CommError | None = None  # what went wrong in it
         self._lock = threading.Lock()  # of the end, and of the pidfds
         self._pidfds = Pidfds()
         self._ended = threading.Event()
@@ -233,9 +235,35 @@ class Link:
 
     def run(self, calls: NcclCalls, stream: int, deadline: float) -> None:
         """Enqueue calls of NCCL on a stream, as one group."""
-        binding, handle = self.binding, self.handle
         self._streams.add(stream)
+        self._issue(calls, stream, deadline)
+
+    def enqueue(self, calls: NcclCalls, stream: int, timeout_s: float) -> None:
+        """Do so amid another library's work, in any thread; errors are left to `await_work`."""
+        self._work_is_out = True
+        if self._late is not None or self._ended.is_set():
+            return
+        try:
+            self._issue(calls, stream, time.monotonic() + timeout_s)
+        except CommError as exc:
+            self._late = exc
+
+    @contextlib.contextmanager
+    def await_work(self, deadline: float) -> Iterator[None]:
+        """Bound the block's wait for work with calls of `enqueue`; raise what went wrong in it."""
         self._inside = (deadline,)
+        try:
+            yield
+        finally:
+            self._inside = None
+        self._work_is_out = False
+        late = self._rescue or self._late
+        if late is not None:
+            raise late
+
+    def _issue(self, calls: NcclCalls, stream: int, deadline: float) -> None:
+        binding, handle = self.binding, self.handle
+        outer, self._inside = self._inside, (deadline,)
         try:
             if len(calls) == 1:
                 name, *arguments = calls[0]
@@ -251,7 +279,7 @@ class Link:
         except binding.NCCLError as exc:
             raise self._rescue or self._failure(str(exc)) from exc
         finally:
-            self._inside = None
+            self._inside = outer
         if self._rescue is not None:
             raise self._rescue
         if status:
@@ -269,7 +297,7 @@ class Link:
             try:
                 if inside is not None and inside is before:
                     self._look(self._check_peers, inside[0], "a call of NCCL")
-                elif inside is None and self._streams:
+                elif inside is None and (self._streams or self._work_is_out):
                     self._check_grace()
             except CommError as exc:
                 self._rescue = exc

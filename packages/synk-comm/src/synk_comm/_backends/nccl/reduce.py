@@ -23,6 +23,7 @@ from synk_comm._core.calls import ON_DEVICES, CollectiveCall, Kind, text_dtype
 from synk_comm._core.ops import ReduceOp, check_reducible, check_weight, positive_weight, scaled
 from synk_comm._core.table import Arguments, CollectiveRow
 
+from .link import Link
 from .steps import DeviceCall, DeviceSteps, Finished
 
 _ENTRIES = 512
@@ -320,6 +321,31 @@ class PartitionedReduction:
             link.driver.wait_for(self._main, self._event)
         self._stack.close()
         self._held.clear()
+
+
+class PreparedReduction:
+    """An all_reduce amid another library's work; see ``NcclCommunicator.prepared_all_reduce``."""
+
+    def __init__(
+        self, link: Link, ops: Sequence[ReduceOp], kinds: Sequence[Kind], timeout_s: float
+    ) -> None:
+        if not _OPS.keys() >= set(ops):
+            raise ValueError("a prepared reduction has no weights: use 'sum', and divide")
+        hows = [(_combined(kind, op), op) for kind, op in zip(kinds, ops)]
+        self._hows = [(how.elements, how.type, _OPS[op]) for how, op in hows]
+        self._link, self._timeout_s = link, timeout_s
+
+    def __call__(self, sources: Sequence[int], targets: Sequence[int], stream: int) -> None:
+        """Enqueue the reductions of arrays in C order at these addresses, as one group.
+
+        Any thread may call it. It never raises: ``awaiting_work`` does.
+        """
+        calls = [
+            ("all_reduce", source, target, *how)
+            for source, target, how in zip(sources, targets, self._hows)
+            if how[0]
+        ]
+        self._link.enqueue(calls, stream, self._timeout_s)
 
 
 def _check_bounds(bounds: Sequence[tuple[int, int]], elements: int) -> None:

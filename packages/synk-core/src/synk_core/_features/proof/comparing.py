@@ -110,6 +110,7 @@ class PreparedProof(PreparedCall):
 
     def _prove(self, origin: int, place: int) -> Optional[CallResult]:
         here, proof = self._here, self._proof
+        here.device.flush()
         here.journal.keep(self._changed, always=True)
         if self._loaded.ahead is not None:
             self._loaded.ahead.drop_prefetched()
@@ -126,6 +127,7 @@ class PreparedProof(PreparedCall):
         elif here.is_master and (proof.outputs or proof.updates):
             runs = self._computed(origin, counts, joined)
         result = super().__call__(origin, place)
+        here.device.flush()
         if here.device.is_gpu:
             (result,) = here.device.fetch([result])
         if result is not None and result.later:

@@ -10,7 +10,6 @@ import os
 import re
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-import synk_comm
 from synk_comm import cuda
 from synk_comm.processes import available_cores
 from synk_core._plan.rows import is_int
@@ -122,7 +121,7 @@ def _gpus_to_use(
     if count and not problem:
         return count, ()
     held = device_in_use()
-    if held is not None:
+    if held is not None and DEVICES.OWNS_VARIABLES:
         raise StartError(
             f"this process uses {held} already, so its shared variables lie on that device, which "
             f"CPU processes do not have; use devices=[{held!r}, ...], or a new process"
@@ -249,7 +248,7 @@ def usable_gpus() -> Tuple[int, str]:
     if DEVICES is None:
         return 0, why_no_devices()
     try:
-        count = cuda.Driver().device_count()
+        count = DEVICES.count()
     except cuda.CudaError as error:
         return 0, str(error)
     if not count:
@@ -292,7 +291,7 @@ def choose_nccl(ranks: Assignment, wanted: Optional[bool]) -> Tuple[bool, Tuple[
     elif not ranks.distinct_gpus:
         problem = "NCCL needs a GPU for each rank"
     else:
-        problem = synk_comm.why_no_nccl()
+        problem = DEVICES.why_no_nccl()
     if not problem:
         return True, ()
     if wanted:

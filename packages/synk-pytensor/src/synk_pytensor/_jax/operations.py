@@ -1,0 +1,224 @@
+"""Operations whose translations are not PyTensor's."""
+
+from __future__ import annotations
+
+import operator
+import os
+from contextvars import ContextVar
+from functools import partial, singledispatch
+from typing import Any, Callable, List, Optional, Sequence, Tuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytensor
+from pytensor.conditional.op import IfElse, LazyIfElse
+from pytensor.graph.fg import AbstractFunctionGraph
+from pytensor.link.jax.dispatch.basic import jax_funcify
+from pytensor.raise_op import CheckAndRaise
+from pytensor.scan.op import Scan
+from pytensor.tensor.basic import ARange, Split
+from pytensor.tensor.random.op import RandomVariable
+from pytensor.tensor.shape import Reshape, Shape
+
+from .random import sampler
+from .rows import Rows, SliceLength
+from .values import as_array, as_list, deciding, depends_on_integers, is_known, unpacked
+
+Function = Callable[..., Any]
+
+_LIBRARY = os.path.join(os.path.dirname(pytensor.__file__), "")
+
+active: ContextVar[Any] = ContextVar("translation", default=None)
+"""The translation that is being made."""
+
+
+class Unknown(Exception):
+    """JAX lacks a value while it traces; it may be known if those of `needed` are."""
+
+    def __init__(self, text: str, needed: Sequence[Any]) -> None:
+        super().__init__(text)
+        self.needed = list(needed)
+
+
+def is_of_unknown(error: Exception) -> bool:
+    """Return whether JAX lacks a value: it has no single class for that."""
+    words = ("concrete values", "static start", "identical types")
+    return isinstance(error, (jax.errors.JAXTypeError, jax.errors.JAXIndexError)) or (
+        isinstance(error, (TypeError, IndexError)) and any(word in str(error) for word in words)
+    )
+
+
+def shown(node: Any) -> str:
+    """Return the operation of a node, and where it comes from."""
+    return f"{node.op}{origin(node)}"
+
+
+def origin(node: Any) -> str:
+    """Return the line of the user's program that made a node, to follow a word; "" if unknown."""
+    tag = node.outputs[0].tag
+    if hasattr(tag, "synk_origin"):
+        return str(tag.synk_origin)
+    traces = getattr(tag, "trace", ())
+    for file, number, _, text in reversed(traces[0] if traces else ()):
+        if not file.startswith(_LIBRARY):
+            return f" ({file}:{number}{f': {text}' if text else ''})"
+    return ""
+
+
+@singledispatch
+def translated(op: Any, node: Any, **settings: Any) -> Function:
+    """Return an operation as a function that JAX can trace."""
+    made: Function = jax_funcify(op, node=node, **settings)
+    return made
+
+
+def _registered(*types: Any) -> Callable[[Function], Function]:
+    def register(translate: Function) -> Function:
+        for op_type in types:
+            translated.register(op_type, lambda op, node, **more: translate(op, node, more))
+        return translate
+
+    return register
+
+
+# ---- lengths ---------------------------------------------------------------------------------
+
+
+@_registered(ARange)
+def _arange(op: Any, _node: Any, _settings: Any) -> Function:
+    def arange(*limits: Any) -> Any:
+        known = (limit if is_known(limit) else operator.index(limit) for limit in limits)
+        return jnp.arange(*known, dtype=op.dtype)
+
+    return arange
+
+
+@_registered(Reshape)
+def _reshape(_op: Any, _node: Any, _settings: Any) -> Function:
+    return lambda x, shape: jnp.reshape(x, tuple(map(operator.index, shape)))
+
+
+@_registered(Shape)
+def _shape(_op: Any, _node: Any, _settings: Any) -> Function:
+    return lambda x: np.array(jnp.shape(x), np.int64)
+
+
+@_registered(Split)
+def _split(op: Any, _node: Any, _settings: Any) -> Function:
+    def split(x: Any, lengths: Any) -> Any:
+        parts = [operator.index(length) for length in lengths]
+        if sum(parts) != x.shape[op.axis] or min(parts) < 0:
+            raise ValueError(f"parts of {parts} rows do not make the {x.shape[op.axis]} of x")
+        return jnp.split(x, np.cumsum(parts[:-1]), axis=op.axis)
+
+    return split
+
+
+@_registered(SliceLength)
+def _slice_length(_op: Any, node: Any, _settings: Any) -> Function:
+    inputs = active.get().graph.inputs
+    needed = node.outputs if depends_on_integers(node.outputs[0], inputs) else ()
+
+    def count(*_limits: Any) -> Any:
+        raise Unknown(
+            "JAX has to know all lengths while it compiles", needed or deciding(node, inputs)
+        )
+
+    return count
+
+
+@_registered(Rows)
+def _rows(_op: Any, _node: Any, _settings: Any) -> Function:
+    def rows(x: Any, start: Any, count: Any) -> Any:
+        x = jnp.asarray(x)
+        # JAX takes as many rows, from an earlier one if they are too few.
+        return jax.lax.dynamic_slice_in_dim(x, start, operator.index(count))
+
+    return rows
+
+
+# ---- random numbers, checks, branches and loops ----------------------------------------------
+
+
+@_registered(RandomVariable)
+def _random(op: Any, node: Any, _settings: Any) -> Function:
+    return sampler(op, node)
+
+
+@_registered(CheckAndRaise)
+def _check(op: Any, node: Any, _settings: Any) -> Function:
+    check: Function = active.get().check(op, origin(node))
+    return check
+
+
+@_registered(IfElse)
+def _ifelse(op: Any, node: Any, _settings: Any) -> Function:
+    def choose(condition: Any, *values: Any) -> Any:
+        yes, no = values[: op.n_outs], values[op.n_outs :]
+        return _chosen(condition, lambda: unpacked(yes), lambda: unpacked(no), node)
+
+    return choose
+
+
+@_registered(LazyIfElse)
+def _lazy(op: Any, node: Any, settings: Any) -> Function:
+    yes, no = (jax_funcify(branch, **settings) for branch in (op.true_branch, op.false_branch))
+
+    def choose(condition: Any, *values: Any) -> Any:
+        return _chosen(condition, partial(yes, *values), partial(no, *values), node)
+
+    inside: Function = active.get().inside("a branch", choose)
+    return inside
+
+
+def _chosen(condition: Any, yes: Function, no: Function, node: Any) -> Any:
+    def results(of: Function) -> Tuple[Any, ...]:
+        return tuple(map(as_array, as_list(of(), node), node.outputs))
+
+    if is_known(condition):
+        return yes() if condition else no()
+    return unpacked(jax.lax.cond(condition, partial(results, yes), partial(results, no)))
+
+
+@_registered(Scan)
+def _scan(op: Any, node: Any, settings: Any) -> Function:
+    """What is known outside of the loop and does not change in it is known inside, too."""
+    fixed: List[Any] = []
+    compute = jax_funcify(op, node=node, loop=fixed, **settings)
+
+    def scan(*inputs: Any) -> Any:
+        outer = fixed[:]
+        fixed[:] = [v if is_known(v) else None for v in op.outer_non_seqs(inputs)]
+        try:
+            return compute(*inputs)
+        finally:
+            fixed[:] = outer
+
+    inside: Function = active.get().inside("a loop", scan)
+    return inside
+
+
+_plain = jax_funcify.dispatch(AbstractFunctionGraph)
+
+
+@jax_funcify.register(AbstractFunctionGraph)  # type: ignore[untyped-decorator]
+def _graph(graph: Any, loop: Optional[List[Any]] = None, **settings: Any) -> Function:
+    """Translate the graph inside an operation; as PyTensor does, if that translates.
+
+    Args:
+        loop: the values of a loop's last inputs; None for those that are unknown.
+    """
+    if active.get() is None:
+        plain: Function = _plain(graph, **settings)
+        return plain
+    function: Function = active.get().function_of(graph, **settings)
+    if loop is None:
+        return function
+
+    def body(*inputs: Any) -> Tuple[Any, ...]:
+        first = len(inputs) - len(loop)
+        last = [v if known is None else known for v, known in zip(inputs[first:], loop)]
+        return tuple(map(as_array, function(*inputs[:first], *last) or (), graph.outputs))
+
+    return body

@@ -1,0 +1,95 @@
+"""Random states in JAX.
+
+A state stays a NumPy Generator in host memory. So ranks seed it, journals keep it, files contain it
+and other linkers draw from it, as ever. A call draws a key from a copy of it, with which JAX draws
+the numbers; the copy is the state that comes after. So nothing comes back from a device.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from typing import Any, Callable, Dict, List, Sequence, Tuple
+
+import jax
+import numpy as np
+from pytensor.graph.basic import Constant
+from pytensor.link.jax.dispatch.random import jax_sample_fn
+from pytensor.scan.op import Scan
+from pytensor.tensor.random.type import RandomType
+
+from synk_core.exceptions import SpecError
+
+
+def drawn(sources: Dict[int, int], values: Sequence[Any]) -> Tuple[List[Any], Dict[int, Any]]:
+    """Return values with keys in place of states, and the states that come after, by output."""
+    keyed, after = list(values), {}
+    for position, value in enumerate(values):
+        if isinstance(value, np.random.Generator):
+            keyed[position], after[position] = key_of(value)
+    return keyed, {output: after[position] for output, position in sources.items()}
+
+
+def key_of(state: Any) -> Tuple[np.ndarray, Any]:
+    """Return a key of JAX's, uint32 of shape (2,), and the state from which it has been drawn."""
+    later = copy.deepcopy(state)
+    return later.integers(1 << 32, size=2, dtype=np.uint32), later
+
+
+def is_state(variable: Any) -> bool:
+    """Return whether a variable of a graph is a random state."""
+    return isinstance(variable.type, RandomType)
+
+
+def drawn_from(graph: Any) -> Dict[int, int]:
+    """Return for each output that is a random state the input from which it comes, by positions.
+
+    Raises:
+        SpecError: it comes from none, or different ones come from the same input, so that their
+            draws would be the same.
+    """
+    found: Dict[int, int] = {}
+    by_source: Dict[int, Any] = {}
+    for position, output in enumerate(graph.outputs):
+        if not is_state(output):
+            continue
+        sources = _sources(output, graph.inputs)
+        other = by_source.setdefault(min(sources, default=-1), output)
+        if len(sources) != 1 or other is not output:
+            raise SpecError(
+                f"in mode JAX each new random state has to come from one state, and only one from "
+                f'each; got {output} from {len(sources)}; use mode="NUMBA"'
+            )
+        found[position] = min(sources)
+    return found
+
+
+def _sources(state: Any, inputs: Sequence[Any]) -> List[int]:
+    node = state.owner
+    if node is None:
+        return [] if isinstance(state, Constant) else [inputs.index(state)]
+    outer = node.inputs
+    if isinstance(node.op, Scan):
+        outer = node.op.outer_untraced_sit_sot(outer)
+    before = [variable for variable in outer if is_state(variable)]
+    after = [variable for variable in node.outputs if is_state(variable)]
+    if len(before) == len(after):
+        before = [before[after.index(state)]]
+    return sorted({source for variable in before for source in _sources(variable, inputs)})
+
+
+def sampler(op: Any, node: Any) -> Callable[..., Any]:
+    """Return an operation that draws, as a function of a key, a size and parameters."""
+    draw = jax_sample_fn(op, node=node)
+    dtype = node.outputs[1].type.dtype
+    lengths = node.outputs[1].type.shape[: op.batch_ndim(node)]
+
+    def sample(words: Any, size: Any, *parameters: Any) -> Tuple[Any, Any]:
+        key = jax.random.wrap_key_data(words, impl="threefry2x32")
+        later, now = jax.random.split(key)
+        shape = lengths
+        if None in lengths:
+            shape = None if size is None else tuple(map(operator.index, size))
+        return jax.random.key_data(later), draw(now, shape, dtype, *parameters)
+
+    return sample

@@ -1,0 +1,232 @@
+"""Compiled graphs as Python functions that JAX can trace.
+
+PyTensor has a translation of each operation. They differ from its graphs in three ways, which are
+cured here, around each node:
+
+- Lengths. JAX compiles a program for each shape, so each length has to be known while it traces.
+  Numbers and short vectors that follow from known ones are computed at once, by NumPy. If that does
+  not suffice, integers that follow from the arguments, and on which lengths depend, become part of
+  what a program is compiled for: see `Translation.lengths`.
+- Types. Results get the dtypes that the graph has for them, and mixed arguments are converted as
+  NumPy does. JAX computes in 64 bits where the graph does: see `exact`.
+- Checks, which PyTensor drops. Their conditions are results, too: see `Translation.require`.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any, Callable, Dict, List, Sequence, Tuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from pytensor.graph.basic import Variable
+from pytensor.link.utils import fgraph_to_python
+
+from synk_core.exceptions import SpecError
+
+from .operations import Unknown, active, is_of_unknown, shown, translated
+from .random import drawn, drawn_from
+from .values import (
+    arguments,
+    as_array,
+    as_list,
+    computed,
+    constant,
+    deciding,
+    is_at_once,
+    is_known,
+    performed,
+    pinned,
+    typed,
+    unpacked,
+)
+
+try:
+    from jax import enable_x64
+except ImportError:  # before 0.8
+    from jax.experimental import enable_x64
+
+exact = partial(enable_x64, True)
+"""Make a context in which JAX computes in 64 bits, to trace and to call translated functions."""
+
+_CURE = 'use mode="NUMBA" for this function'
+
+
+def traceable(function: Any) -> Translation:
+    """Return the translation of a function that this package has linked with JAX."""
+    found: Translation = function.vm.translation
+    return found
+
+
+class Translation:
+    """A compiled graph as a function of its inputs' values, for JAX to trace; see `exact`.
+
+    To call it: ``values, states = t.drawn(values)`` replaces random states by keys and gives the
+    states that come after; ``lengths = t.lengths(values)`` is what a program has to be compiled
+    for, besides shapes; ``outputs, passed = t(lengths, *values)``, where `outputs` are all outputs
+    of the graph, updates included, and `passed` the conditions for `require`.
+
+    A program for new shapes or lengths begins with `traced`, which may find more lengths.
+
+    Raises:
+        SpecError: JAX cannot compute the graph: with the operation, and the line that made it.
+    """
+
+    def __init__(self, graph: Any) -> None:
+        self.graph = graph
+        self._sources = drawn_from(graph)
+        self._lengths: List[Variable] = []
+        self._checks: List[Tuple[Any, str]] = []
+        self._known: Dict[Variable, Any] = {}
+        self._passed: Dict[int, Any] = {}
+        self._inside = ""
+        self._jitted = jax.jit(self, static_argnums=0)
+        token = active.set(self)
+        try:
+            self._function = self.function_of(graph)
+        finally:
+            active.reset(token)
+
+    # ---- calls -----------------------------------------------------------------------------
+
+    def __call__(self, lengths: Tuple[Any, ...], *values: Any) -> Tuple[Tuple[Any, ...], Any]:
+        """Return all outputs, and conditions by the numbers of the checks that they are for.
+
+        Args:
+            lengths: of `lengths` for these values.
+            values: arrays, or JAX's tracers, of all inputs; keys of random states.
+        """
+        before = self._known, self._passed
+        self._known = dict(zip(self._lengths, map(typed, lengths, self._lengths)))
+        self._passed = {}
+        try:
+            results = self._function(*map(self._known.get, self.graph.inputs, values))
+            return tuple(map(as_array, results or (), self.graph.outputs)), self._passed
+        finally:
+            self._known, self._passed = before
+
+    def lengths(self, values: Sequence[Any]) -> Tuple[Any, ...]:
+        """Return numbers, and tuples of them, on which lengths in the graph depend."""
+        known = dict(zip(self.graph.inputs, values)) if self._lengths else {}
+        found = [computed(variable, known) for variable in self._lengths]
+        return tuple(tuple(v.tolist()) if np.ndim(v) else v.item() for v in found)
+
+    def traced(self, values: Sequence[Any]) -> Tuple[Tuple[Any, ...], Any]:
+        """Return `lengths` for these values, and the shapes and dtypes that a call returns.
+
+        Raises:
+            SpecError: JAX cannot compile the graph: with the operation, and the line that made it.
+        """
+        while True:
+            lengths = self.lengths(values)
+            try:
+                with exact():
+                    return lengths, jax.eval_shape(partial(self, lengths), *values)
+            except Unknown as error:
+                more = [v for v in dict.fromkeys(error.needed) if v not in self._lengths]
+                if not more:
+                    raise SpecError(f"{error}; {_CURE}") from error.__cause__
+                self._lengths += more
+
+    def drawn(self, values: Sequence[Any]) -> Tuple[List[Any], Dict[int, Any]]:
+        """Return values with keys in place of random states, and new states by output."""
+        return drawn(self._sources, values)
+
+    def require(self, passed: Dict[int, Any]) -> None:
+        """Raise the error of the first check that does not hold; wait for the results."""
+        for number, condition in passed.items():
+            if not condition:
+                op, origin = self._checks[number]
+                raise op.exc_type(f"{op.msg}{origin}")
+
+    def run(self, *arguments: Any) -> List[Any]:
+        """Return all outputs in host memory, computed on the processor."""
+        values, states = self.drawn(arguments)
+        with exact(), jax.default_device(_processor()):
+            try:
+                outputs, passed = self._jitted(self.lengths(values), *values)
+            except Unknown:
+                lengths, _ = self.traced(values)
+                outputs, passed = self._jitted(lengths, *values)
+        self.require(passed)
+        # Copies, because those are read-only, and variables' values are written.
+        return [states[i] if i in states else np.array(out) for i, out in enumerate(outputs)]
+
+    # ---- translation -----------------------------------------------------------------------
+
+    def function_of(self, graph: Any, **settings: Any) -> Callable[..., Any]:
+        """Return a graph as a function; also one that is inside an operation."""
+        settings["storage_map"] = {}  # it would keep the first values of all variables
+        settings.setdefault("fgraph_name", "translated")
+        made: Callable[..., Any] = fgraph_to_python(
+            graph, self._node, type_conversion_fn=constant, **settings
+        )
+        return made
+
+    def _node(self, op: Any, node: Any, **settings: Any) -> Callable[..., Any]:
+        try:
+            compute = translated(op, node=node, **settings)
+        except (NotImplementedError, ImportError) as error:
+            raise SpecError(f"JAX cannot compute {shown(node)}: {error}; {_CURE}") from error
+
+        def call(*inputs: Any) -> Any:
+            if node.outputs[0] in self._known:
+                return self._known[node.outputs[0]]
+            if is_at_once(node) and all(map(is_known, inputs)):
+                return unpacked(performed(node, inputs))
+            try:
+                results = as_list(compute(*arguments(node, inputs)), node)
+            except Exception as error:
+                raise self._explained(error, node) from error
+            return unpacked(list(map(pinned, results, node.outputs)))
+
+        return call
+
+    def _explained(self, error: Exception, node: Any) -> Exception:
+        """Return an error of a node, with its name if it is the first."""
+        if isinstance(error, Unknown):
+            error.needed = error.needed or deciding(node, self.graph.inputs)
+        elif is_of_unknown(error):
+            text = f"JAX has to know all lengths while it compiles {shown(node)}"
+            return Unknown(text, deciding(node, self.graph.inputs))
+        elif not hasattr(error, "__notes__"):
+            error.add_note(f"JAX was to compile {shown(node)}.")
+        return error
+
+    def check(self, op: Any, origin: str) -> Callable[..., Any]:
+        """Return a check as a function that returns its first argument."""
+        number = len(self._checks)
+        self._checks.append((op, origin))
+
+        def checked(x: Any, *conditions: Any) -> Any:
+            if not all(np.all(c) for c in conditions if is_known(c)):
+                raise op.exc_type(f"{op.msg}{origin}")
+            unknown = [jnp.all(c) for c in conditions if not is_known(c)]
+            if unknown and self._inside:
+                raise Unknown(f"JAX cannot make a check in {self._inside}: {op}{origin}", [])
+            if unknown:
+                self._passed[number] = jnp.stack(unknown).all()
+            return x
+
+        return checked
+
+    def inside(self, name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function of an operation inside which nothing can be checked."""
+
+        def call(*inputs: Any) -> Any:
+            outer, self._inside = self._inside, name
+            try:
+                return compute(*inputs)
+            finally:
+                self._inside = outer
+
+        return call
+
+
+@cache
+def _processor() -> Any:
+    try:
+        return jax.devices("cpu")[0]
+    except RuntimeError:  # JAX_PLATFORMS excludes it
+        return jax.devices()[0]
