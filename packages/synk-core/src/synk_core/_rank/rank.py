@@ -14,7 +14,7 @@ import contextlib
 import gc
 import os
 from time import perf_counter
-from typing import Any, Callable, Dict, List, Optional, Tuple, Type
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Type
 
 import synk_comm
 from synk_comm import cuda
@@ -41,7 +41,7 @@ from .workplace import NotJoined, Workplace
 
 # Members of enums are slow to look up in some versions of Python.
 _IDLE, _END, _DONE = Phase.IDLE, Phase.END, ActOutcome.DONE
-_TOGETHER = Phase.COLLECTIVE
+_REDUCE = Phase.REDUCE
 
 _PREPARED: Dict[type, Callable[[Workplace, Any], Any]] = {
     Call: lambda here, act: (act.variant.prepare if act.variant else PreparedCall)(here, act),
@@ -102,6 +102,7 @@ class Rank(Workplace):
             if self.mirror is not None:
                 self.mirror.join(host)
                 host.barrier()  # a rank that fails until here fails at the start
+            self.device.apart = self._apart
             self.comm = self.device.connect(host)
             self._groups = [host, self.comm, *(self.mirror.groups if self.mirror else ())]
 
@@ -210,11 +211,21 @@ class Rank(Workplace):
             place += self.size
             synchronized = act.synchronizes
         if self.device.is_functional:
-            flight.enter(_TOGETHER)
+            flight.enter(_REDUCE)
             self.device.end(results)
         if self.device.takes_collectives and any(map(_is_incomplete, results)):
             return self._collected(results, steps), True
         return results, synchronized
+
+    @contextlib.contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Do something that no signal interrupts: the ranks would lose each other."""
+        flight, phase, is_own = self.flight, self.flight.word, self.flight.phase[0] in OWN_WORK
+        flight.enter(Phase.COLLECTIVE)
+        yield
+        flight.enter(phase)
+        if is_own:
+            flight.raise_if_interrupted(self.serial)
 
     def _collected(self, results: List[Any], steps: List[Step]) -> List[Any]:
         """Return the results, with what calls have left to be collected in the end."""
