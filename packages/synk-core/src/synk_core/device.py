@@ -7,7 +7,8 @@ host memory may change again, `fetch` until results are there.
 
 from __future__ import annotations
 
-from typing import Any, ContextManager, List, Mapping, Optional, Protocol, Sequence, Tuple
+from contextlib import nullcontext
+from typing import Any, Callable, ContextManager, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 import numpy as np
 
@@ -102,6 +103,7 @@ class Device:
         is_functional: whether its arrays are never written, and its functions are compiled for the
             shapes of their arguments: collectives return new arrays.
         uploads: copies inputs while the device computes; None if it cannot.
+        apart: makes a block that no signal interrupts, because other ranks rely on its end.
     """
 
     name = "cpu"
@@ -110,6 +112,7 @@ class Device:
     takes_collectives = False
     is_functional = False
     uploads: Optional[DeviceUploads] = None
+    apart: Callable[[], ContextManager[None]] = staticmethod(nullcontext)
 
     def connect(self, comm: synk_comm.Communicator) -> Any:
         """Return the communicator for values, given that for host memory; all ranks call it."""

@@ -16,7 +16,7 @@ import os
 import pickle
 from dataclasses import replace
 from time import perf_counter
-from typing import Any, Callable, Dict, List, Optional, Type
+from typing import Any, Callable, Dict, Iterator, List, Optional, Type
 
 import numpy as np
 
@@ -44,7 +44,7 @@ from .workplace import NotJoined, Workplace
 
 # Members of enums are slow to look up in some versions of Python.
 _IDLE, _END, _DONE = Phase.IDLE, Phase.END, ActOutcome.DONE
-_TOGETHER = Phase.COLLECTIVE
+_REDUCE = Phase.REDUCE
 
 _PREPARED: Dict[type, Callable[[Workplace, Any], Any]] = {
     Call: lambda here, act: (act.variant.prepare if act.variant else PreparedCall)(here, act),
@@ -169,6 +169,7 @@ class Rank(Workplace):
             if self.mirror is not None:
                 self.mirror.join(host)
                 host.barrier()  # a rank that fails until here fails at the start
+            self.device.apart = self._apart
             self.comm = self.device.connect(host)
             self._groups = [host, self.comm, *(self.mirror.groups if self.mirror else ())]
 
@@ -276,7 +277,7 @@ class Rank(Workplace):
             place += self.size
             synchronized = act.synchronizes
         if self.device.is_functional:
-            flight.enter(_TOGETHER)
+            flight.enter(_REDUCE)
             self.device.end(results)
         if on_device and any(map(_is_incomplete, results)):
             results, synchronized = self._collected(results, steps), True
@@ -291,6 +292,16 @@ class Rank(Workplace):
             flight.enter(_IDLE)
         self.in_step = True
         return results
+
+    @contextlib.contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Do something that no signal interrupts: the ranks would lose each other."""
+        flight, phase, is_own = self.flight, self.flight.word, self.flight.phase[0] in OWN_WORK
+        flight.enter(Phase.COLLECTIVE)
+        yield
+        flight.enter(phase)
+        if is_own:
+            flight.raise_if_interrupted(self.serial)
 
     def _collected(self, results: List[Any], steps: List[Step]) -> List[Any]:
         """Return the results, with what calls have left to be collected in the end."""

@@ -168,7 +168,8 @@ def take(contexts: Contexts, nccl: bool, graphs: str, precision: str) -> JaxDevi
 
     taken = _taken[0]
     jax: Any = sys.modules["jax"]
-    jax.config.update("jax_default_matmul_precision", _PRECISIONS.get(precision))
+    if precision in _PRECISIONS:  # else the user's, or JAX's own
+        jax.config.update("jax_default_matmul_precision", _PRECISIONS[precision])
     if pytensor.config.mode == _PYTENSORS_CHOICE:
         pytensor.config.mode = "JAX"
     device = JaxDevice(name, taken.number, taken.place, nccl, precision, _given_back)
@@ -200,8 +201,9 @@ def _initialize(name: str) -> None:
             place = jax.devices("cpu")[0]
         else:
             number, place = _gpu(jax, number)
-        with jax.default_device(place):
-            learn_types()
+        if len(jax.devices()) > 1:
+            jax.config.update("jax_default_device", place)
+        learn_types()
     except StartError:
         raise
     except Exception as error:

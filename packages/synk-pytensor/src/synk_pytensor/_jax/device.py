@@ -63,6 +63,7 @@ class JaxDevice(Device):
         if not self._nccl or comm.size == 1:
             return comm
         self.takes_collectives = True
+        self._pending.apart = self.apart
         if stand_ins():
             self._comm = JaxCommunicator(comm, self._pending, stand_in.HostGroup(comm))
         else:

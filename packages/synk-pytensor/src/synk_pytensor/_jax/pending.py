@@ -11,8 +11,21 @@ import itertools
 import threading
 import weakref
 from collections import OrderedDict, deque
+from contextlib import nullcontext
 from operator import attrgetter
-from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Deque,
+    Dict,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 import jax
 import numpy as np
@@ -117,12 +130,14 @@ class Pending:
     Attributes:
         bring: puts an array of the host on the device.
         group: the `Group` that launches programs with collectives; None on a rank alone.
+        apart: as of `Device`.
         at_once: whether each step is a program of its own.
         gone: keys of steps whose holders are gone.
     """
 
     def __init__(self, bring: Callable[[Any], Any]) -> None:
         self.group: Any = None
+        self.apart: Callable[[], ContextManager[None]] = nullcontext
         self.at_once = values_at_once()
         self.gone: Deque[int] = deque()
         self.bring = bring
@@ -203,11 +218,12 @@ class Pending:
         if not collectives:
             results = run(*leaves)
         else:
-            shares = self.group.agree([step for step, _ in collectives])
-            for (_, wires), share in zip(collectives, shares):
-                for place, number in zip(wires, share):
-                    leaves[place] = self._number(number)
-            results = self.group.launch(run, leaves)
+            with self.apart():
+                shares = self.group.agree([step for step, _ in collectives])
+                for (_, wires), share in zip(collectives, shares):
+                    for place, number in zip(wires, share):
+                        leaves[place] = self._number(number)
+                results = self.group.launch(run, leaves)
         for value, result in zip(values, results):
             value.array = result
 

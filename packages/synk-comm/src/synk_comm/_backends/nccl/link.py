@@ -172,7 +172,7 @@ class Link:
         self.handle: Any = None
         self._host = host
         self._streams: set[int] = set()
-        self._work_is_out = False  # on streams of other libraries
+        self._work_is_out = False  # maybe, on streams of other libraries
         self._late: CommError | None = None  # what went wrong in it
         self._lock = threading.Lock()  # of the end, and of the pidfds
         self._pidfds = Pidfds()
@@ -256,7 +256,6 @@ class Link:
             yield
         finally:
             self._inside = None
-        self._work_is_out = False
         late = self._rescue or self._late
         if late is not None:
             raise late
