@@ -25,7 +25,7 @@ from pytensor.link.utils import fgraph_to_python
 
 from synk_core.exceptions import SpecError
 
-from .operations import Unknown, active, is_of_unknown, shown, translated
+from .operations import Unknown, active, is_of_unknown, origin, translated
 from .random import drawn, drawn_from
 from .values import (
     arguments,
@@ -124,10 +124,14 @@ class Translation:
                 with exact():
                     return lengths, jax.eval_shape(partial(self, lengths), *values)
             except Unknown as error:
-                more = [v for v in dict.fromkeys(error.needed) if v not in self._lengths]
-                if not more:
-                    raise SpecError(f"{error}; {_CURE}") from error.__cause__
-                self._lengths += more
+                self._need(error)
+
+    def _need(self, error: Unknown) -> None:
+        """Compile for more lengths from now on; raise SpecError if that is of no use."""
+        more = [v for v in dict.fromkeys(error.needed) if v not in self._lengths]
+        if not more:
+            raise SpecError(f"{error}{error.origin}; {_CURE}") from error.__cause__
+        self._lengths += more
 
     def drawn(self, values: Sequence[Any]) -> Tuple[List[Any], Dict[int, Any]]:
         """Return values with keys in place of random states, and new states by output."""
@@ -137,18 +141,19 @@ class Translation:
         """Raise the error of the first check that does not hold; wait for the results."""
         for number, condition in passed.items():
             if not condition:
-                op, origin = self._checks[number]
-                raise op.exc_type(f"{op.msg}{origin}")
+                op, where = self._checks[number]
+                raise op.exc_type(f"{op.msg}{where}")
 
     def run(self, *arguments: Any) -> List[Any]:
         """Return all outputs in host memory, computed on the processor."""
         values, states = self.drawn(arguments)
         with exact(), jax.default_device(_processor()):
-            try:
-                outputs, passed = self._jitted(self.lengths(values), *values)
-            except Unknown:
-                lengths, _ = self.traced(values)
-                outputs, passed = self._jitted(lengths, *values)
+            while True:
+                try:
+                    outputs, passed = self._jitted(self.lengths(values), *values)
+                    break
+                except Unknown as error:
+                    self._need(error)
         self.require(passed)
         # Copies, because those are read-only, and variables' values are written.
         return [states[i] if i in states else np.array(out) for i, out in enumerate(outputs)]
@@ -168,7 +173,7 @@ class Translation:
         try:
             compute = translated(op, node=node, **settings)
         except (NotImplementedError, ImportError) as error:
-            raise SpecError(f"JAX cannot compute {shown(node)}: {error}; {_CURE}") from error
+            raise SpecError(f"JAX cannot compute {op}{origin(node)}: {error}; {_CURE}") from error
 
         def call(*inputs: Any) -> Any:
             if node.outputs[0] in self._known:
@@ -187,24 +192,25 @@ class Translation:
         """Return an error of a node, with its name if it is the first."""
         if isinstance(error, Unknown):
             error.needed = error.needed or deciding(node, self.graph.inputs)
+            error.origin = error.origin or origin(node)
         elif is_of_unknown(error):
-            text = f"JAX has to know all lengths while it compiles {shown(node)}"
-            return Unknown(text, deciding(node, self.graph.inputs))
+            text = f"JAX has to know all lengths while it compiles {node.op}"
+            return Unknown(text, deciding(node, self.graph.inputs), origin(node))
         elif not hasattr(error, "__notes__"):
-            error.add_note(f"JAX was to compile {shown(node)}.")
+            error.add_note(f"JAX was to compile {node.op}{origin(node)}.")
         return error
 
-    def check(self, op: Any, origin: str) -> Callable[..., Any]:
+    def check(self, op: Any, where: str) -> Callable[..., Any]:
         """Return a check as a function that returns its first argument."""
         number = len(self._checks)
-        self._checks.append((op, origin))
+        self._checks.append((op, where))
 
         def checked(x: Any, *conditions: Any) -> Any:
             if not all(np.all(c) for c in conditions if is_known(c)):
-                raise op.exc_type(f"{op.msg}{origin}")
+                raise op.exc_type(f"{op.msg}{where}")
             unknown = [jnp.all(c) for c in conditions if not is_known(c)]
             if unknown and self._inside:
-                raise Unknown(f"JAX cannot make a check in {self._inside}: {op}{origin}", [])
+                raise Unknown(f"JAX cannot make a check in {self._inside}: {op}", [], where)
             if unknown:
                 self._passed[number] = jnp.stack(unknown).all()
             return x
