@@ -26,7 +26,7 @@ from pytensor.link.utils import fgraph_to_python
 from synk_core.exceptions import SpecError
 
 from .operations import Unknown, active, is_of_unknown, origin, translated
-from .random import drawn, drawn_from
+from .random import drawn_from, is_state, key_of
 from .values import (
     arguments,
     as_array,
@@ -75,6 +75,7 @@ class Translation:
 
     def __init__(self, graph: Any) -> None:
         self.graph = graph
+        self._states = [i for i, variable in enumerate(graph.inputs) if is_state(variable)]
         self._sources = drawn_from(graph)
         self._lengths: List[Variable] = []
         self._checks: List[Tuple[Any, str]] = []
@@ -108,7 +109,9 @@ class Translation:
 
     def lengths(self, values: Sequence[Any]) -> Tuple[Any, ...]:
         """Return numbers, and tuples of them, on which lengths in the graph depend."""
-        known = dict(zip(self.graph.inputs, values)) if self._lengths else {}
+        if not self._lengths:
+            return ()
+        known = dict(zip(self.graph.inputs, values))
         found = [computed(variable, known) for variable in self._lengths]
         return tuple(tuple(v.tolist()) if np.ndim(v) else v.item() for v in found)
 
@@ -135,7 +138,10 @@ class Translation:
 
     def drawn(self, values: Sequence[Any]) -> Tuple[List[Any], Dict[int, Any]]:
         """Return values with keys in place of random states, and new states by output."""
-        return drawn(self._sources, values)
+        keyed, after = list(values), {}
+        for position in self._states:
+            keyed[position], after[position] = key_of(values[position])
+        return keyed, {output: after[position] for output, position in self._sources.items()}
 
     def require(self, passed: Dict[int, Any]) -> None:
         """Raise the error of the first check that does not hold; wait for the results."""
@@ -147,16 +153,21 @@ class Translation:
     def run(self, *arguments: Any) -> List[Any]:
         """Return all outputs in host memory, computed on the processor."""
         values, states = self.drawn(arguments)
-        with exact(), jax.default_device(_processor()):
-            while True:
-                try:
-                    outputs, passed = self._jitted(self.lengths(values), *values)
-                    break
-                except Unknown as error:
-                    self._need(error)
+        if jax.config.jax_enable_x64 and _processor() is None:  # contexts take microseconds
+            outputs, passed = self._computed(values)
+        else:
+            with exact(), jax.default_device(_processor()):
+                outputs, passed = self._computed(values)
         self.require(passed)
         # Copies, because those are read-only, and variables' values are written.
         return [states[i] if i in states else np.array(out) for i, out in enumerate(outputs)]
+
+    def _computed(self, values: Sequence[Any]) -> Any:
+        while True:
+            try:
+                return self._jitted(self.lengths(values), *values)
+            except Unknown as error:
+                self._need(error)
 
     # ---- translation -----------------------------------------------------------------------
 
@@ -232,7 +243,9 @@ class Translation:
 
 @cache
 def _processor() -> Any:
+    """Return JAX's device for the processor; None if that is the default, or excluded."""
     try:
-        return jax.devices("cpu")[0]
-    except RuntimeError:  # JAX_PLATFORMS excludes it
-        return jax.devices()[0]
+        device = jax.devices("cpu")[0]
+    except RuntimeError:  # by JAX_PLATFORMS
+        return None
+    return None if device == jax.devices()[0] else device
