@@ -24,7 +24,7 @@ from pytensor.tensor.shape import Reshape, Shape
 import synk_core
 
 from .random import sampler
-from .rows import Rows, SliceLength
+from .rows import RowsFrom, SliceLength
 from .values import as_array, as_list, deciding, depends_on_integers, is_known, unpacked
 
 Function = Callable[..., Any]
@@ -131,7 +131,7 @@ def _slice_length(_op: Any, node: Any, _settings: Any) -> Function:
     return count
 
 
-@_registered(Rows)
+@_registered(RowsFrom)
 def _rows(_op: Any, _node: Any, _settings: Any) -> Function:
     def rows(x: Any, start: Any, count: Any) -> Any:
         x = jnp.asarray(x)

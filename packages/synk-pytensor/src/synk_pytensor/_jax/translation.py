@@ -153,10 +153,12 @@ class Translation:
     def run(self, *arguments: Any) -> List[Any]:
         """Return all outputs in host memory, computed on the processor."""
         values, states = self.drawn(arguments)
-        if jax.config.jax_enable_x64 and _processor() is None:  # contexts take microseconds
-            outputs, passed = self._computed(values)
+        device = _processor()
+        if device is None:  # a context takes microseconds
+            with exact():
+                outputs, passed = self._computed(values)
         else:
-            with exact(), jax.default_device(_processor()):
+            with exact(), jax.default_device(device):
                 outputs, passed = self._computed(values)
         self.require(passed)
         # Copies, because those are read-only, and variables' values are written.
