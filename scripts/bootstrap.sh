@@ -394,7 +394,8 @@ install_newer() {
     # shellcheck disable=SC2046,SC2086 # the words are separate arguments
     if "$path" -m venv --without-pip "$newer" >>"$log" 2>&1 &&
         try_pip --python "$newer/bin/python" install --no-compile poetry-core \
-            numpy posix_ipc pyzmq 'pytensor>=3.3,<3.4' cloudpickle threadpoolctl rich click \
+            numpy posix_ipc pyzmq 'pytensor>=3.3,<3.4' 'jax>=0.6,<0.13' cloudpickle threadpoolctl \
+            rich click \
             --group smoke &&
         try_pip --python "$newer/bin/python" install --no-compile --no-deps --no-build-isolation \
             $(editable $packages $newer_adapters $above); then

@@ -300,7 +300,7 @@ def test_a_program_of_numbas_searches_for_no_blas():
     assert "BLAS" not in err
 
 
-FOREIGN = {"JAX": "jax", "PYTORCH": "torch", "MLX": "mlx"}
+FOREIGN = {"PYTORCH": "torch", "MLX": "mlx"}
 
 
 def foreign(mode):
@@ -313,7 +313,7 @@ def foreign(mode):
 @needs_pytensor
 @pytest.mark.parametrize("mode", FOREIGN)
 def test_modes_that_cannot_run_on_ranks_are_refused(pair, mode):
-    linker = {"JAX": "JAXLinker", "PYTORCH": "PytorchLinker", "MLX": "MLXLinker"}[mode]
+    linker = {"PYTORCH": "PytorchLinker", "MLX": "MLXLinker"}[mode]
     mean = all_reduce(x.mean(), "avg")
     with pytest.raises(SpecError, match=f"all_gather and is compiled by {linker}"):
         pair.function([x], (x - mean).sum(), mode=mode)

@@ -21,13 +21,18 @@ from pytensor.tensor.basic import ARange, Split
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.shape import Reshape, Shape
 
+import synk_core
+
 from .random import sampler
-from .rows import Rows, SliceLength
+from .rows import RowsFrom, SliceLength
 from .values import as_array, as_list, deciding, depends_on_integers, is_known, unpacked
 
 Function = Callable[..., Any]
 
-_LIBRARY = os.path.join(os.path.dirname(pytensor.__file__), "")
+_LIBRARIES = tuple(
+    os.path.dirname(str(module.__file__)) + os.sep for module in (os, pytensor, synk_core)
+)
+"""Where lines are that no user wrote; the first contains all packages that pip installs."""
 
 active: ContextVar[Any] = ContextVar("translation", default=None)
 """The translation that is being made."""
@@ -36,22 +41,18 @@ active: ContextVar[Any] = ContextVar("translation", default=None)
 class Unknown(Exception):
     """JAX lacks a value while it traces; it may be known if those of `needed` are."""
 
-    def __init__(self, text: str, needed: Sequence[Any]) -> None:
+    def __init__(self, text: str, needed: Sequence[Any], origin: str = "") -> None:
         super().__init__(text)
         self.needed = list(needed)
+        self.origin = origin
 
 
 def is_of_unknown(error: Exception) -> bool:
     """Return whether JAX lacks a value: it has no single class for that."""
-    words = ("concrete values", "static start", "identical types")
+    words = ("concrete values", "static start", "identical types", "equal output types")
     return isinstance(error, (jax.errors.JAXTypeError, jax.errors.JAXIndexError)) or (
         isinstance(error, (TypeError, IndexError)) and any(word in str(error) for word in words)
     )
-
-
-def shown(node: Any) -> str:
-    """Return the operation of a node, and where it comes from."""
-    return f"{node.op}{origin(node)}"
 
 
 def origin(node: Any) -> str:
@@ -59,10 +60,12 @@ def origin(node: Any) -> str:
     tag = node.outputs[0].tag
     if hasattr(tag, "synk_origin"):
         return str(tag.synk_origin)
-    traces = getattr(tag, "trace", ())
-    for file, number, _, text in reversed(traces[0] if traces else ()):
-        if not file.startswith(_LIBRARY):
-            return f" ({file}:{number}{f': {text}' if text else ''})"
+    # Rewrites make nodes without a trace.
+    for variable in (*node.outputs, *node.inputs):
+        for trace in getattr(variable.tag, "trace", ()):
+            for file, number, _, text in reversed(trace):
+                if not file.startswith(_LIBRARIES):
+                    return f" ({file}:{number}{f': {text}' if text else ''})"
     return ""
 
 
@@ -128,7 +131,7 @@ def _slice_length(_op: Any, node: Any, _settings: Any) -> Function:
     return count
 
 
-@_registered(Rows)
+@_registered(RowsFrom)
 def _rows(_op: Any, _node: Any, _settings: Any) -> Function:
     def rows(x: Any, start: Any, count: Any) -> Any:
         x = jnp.asarray(x)
@@ -202,7 +205,6 @@ def _scan(op: Any, node: Any, settings: Any) -> Function:
 _plain = jax_funcify.dispatch(AbstractFunctionGraph)
 
 
-@jax_funcify.register(AbstractFunctionGraph)  # type: ignore[untyped-decorator]
 def _graph(graph: Any, loop: Optional[List[Any]] = None, **settings: Any) -> Function:
     """Translate the graph inside an operation; as PyTensor does, if that translates.
 
@@ -222,3 +224,6 @@ def _graph(graph: Any, loop: Optional[List[Any]] = None, **settings: Any) -> Fun
         return tuple(map(as_array, function(*inputs[:first], *last) or (), graph.outputs))
 
     return body
+
+
+jax_funcify.register(AbstractFunctionGraph, _graph)

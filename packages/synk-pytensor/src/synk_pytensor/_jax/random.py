@@ -7,7 +7,6 @@ the numbers; the copy is the state that comes after. So nothing comes back from 
 
 from __future__ import annotations
 
-import copy
 import operator
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
@@ -21,19 +20,13 @@ from pytensor.tensor.random.type import RandomType
 from synk_core.exceptions import SpecError
 
 
-def drawn(sources: Dict[int, int], values: Sequence[Any]) -> Tuple[List[Any], Dict[int, Any]]:
-    """Return values with keys in place of states, and the states that come after, by output."""
-    keyed, after = list(values), {}
-    for position, value in enumerate(values):
-        if isinstance(value, np.random.Generator):
-            keyed[position], after[position] = key_of(value)
-    return keyed, {output: after[position] for output, position in sources.items()}
-
-
 def key_of(state: Any) -> Tuple[np.ndarray, Any]:
     """Return a key of JAX's, uint32 of shape (2,), and the state from which it has been drawn."""
-    later = copy.deepcopy(state)
-    return later.integers(1 << 32, size=2, dtype=np.uint32), later
+    bits = state.bit_generator
+    copied = type(bits)(0)  # quicker than copy.deepcopy
+    copied.state = bits.state
+    later = np.random.Generator(copied)
+    return np.frombuffer(later.bytes(8), np.uint32), later
 
 
 def is_state(variable: Any) -> bool:

@@ -29,7 +29,7 @@ class SliceLength(Op):
         places[0][0] = np.array(len(range(*slice(start, stop).indices(length))))
 
 
-class Rows(Op):
+class RowsFrom(Op):
     """Rows from a number on, as many as `SliceLength` says."""
 
     __props__ = ()
@@ -43,14 +43,14 @@ class Rows(Op):
 
 
 def use_rows(graph: Any) -> None:
-    """Put `Rows` in place of all slices of a graph with limits that are no constants."""
+    """Put `RowsFrom` in place of all slices of a graph with limits that are no constants."""
     for node in graph.toposort():
         if not isinstance(node.op, Subtensor) or node.op.idx_list != (slice(0, 1, None),):
             continue
         x, *limits = node.inputs
         if x.owner is None and not any(isinstance(limit, Constant) for limit in limits):
             start, stop = (cast(tensor_from_scalar(limit), "int64") for limit in limits)
-            rows = Rows()(x, start, SliceLength()(start, stop, x.shape[0]))
+            rows = RowsFrom()(x, start, SliceLength()(start, stop, x.shape[0]))
             result = node.outputs[0]
             if result.type.is_super(rows.type):
                 graph.replace(result, rows, reason="rows")

@@ -25,8 +25,8 @@ from pytensor.link.utils import fgraph_to_python
 
 from synk_core.exceptions import SpecError
 
-from .operations import Unknown, active, is_of_unknown, shown, translated
-from .random import drawn, drawn_from
+from .operations import Unknown, active, is_of_unknown, origin, translated
+from .random import drawn_from, is_state, key_of
 from .values import (
     arguments,
     as_array,
@@ -75,6 +75,7 @@ class Translation:
 
     def __init__(self, graph: Any) -> None:
         self.graph = graph
+        self._states = [i for i, variable in enumerate(graph.inputs) if is_state(variable)]
         self._sources = drawn_from(graph)
         self._lengths: List[Variable] = []
         self._checks: List[Tuple[Any, str]] = []
@@ -108,7 +109,9 @@ class Translation:
 
     def lengths(self, values: Sequence[Any]) -> Tuple[Any, ...]:
         """Return numbers, and tuples of them, on which lengths in the graph depend."""
-        known = dict(zip(self.graph.inputs, values)) if self._lengths else {}
+        if not self._lengths:
+            return ()
+        known = dict(zip(self.graph.inputs, values))
         found = [computed(variable, known) for variable in self._lengths]
         return tuple(tuple(v.tolist()) if np.ndim(v) else v.item() for v in found)
 
@@ -124,34 +127,49 @@ class Translation:
                 with exact():
                     return lengths, jax.eval_shape(partial(self, lengths), *values)
             except Unknown as error:
-                more = [v for v in dict.fromkeys(error.needed) if v not in self._lengths]
-                if not more:
-                    raise SpecError(f"{error}; {_CURE}") from error.__cause__
-                self._lengths += more
+                self._need(error)
+
+    def _need(self, error: Unknown) -> None:
+        """Compile for more lengths from now on; raise SpecError if that is of no use."""
+        more = [v for v in dict.fromkeys(error.needed) if v not in self._lengths]
+        if not more:
+            raise SpecError(f"{error}{error.origin}; {_CURE}") from error.__cause__
+        self._lengths += more
 
     def drawn(self, values: Sequence[Any]) -> Tuple[List[Any], Dict[int, Any]]:
         """Return values with keys in place of random states, and new states by output."""
-        return drawn(self._sources, values)
+        keyed, after = list(values), {}
+        for position in self._states:
+            keyed[position], after[position] = key_of(values[position])
+        return keyed, {output: after[position] for output, position in self._sources.items()}
 
     def require(self, passed: Dict[int, Any]) -> None:
         """Raise the error of the first check that does not hold; wait for the results."""
         for number, condition in passed.items():
             if not condition:
-                op, origin = self._checks[number]
-                raise op.exc_type(f"{op.msg}{origin}")
+                op, where = self._checks[number]
+                raise op.exc_type(f"{op.msg}{where}")
 
     def run(self, *arguments: Any) -> List[Any]:
         """Return all outputs in host memory, computed on the processor."""
         values, states = self.drawn(arguments)
-        with exact(), jax.default_device(_processor()):
-            try:
-                outputs, passed = self._jitted(self.lengths(values), *values)
-            except Unknown:
-                lengths, _ = self.traced(values)
-                outputs, passed = self._jitted(lengths, *values)
+        device = _processor()
+        if device is None:  # a context takes microseconds
+            with exact():
+                outputs, passed = self._computed(values)
+        else:
+            with exact(), jax.default_device(device):
+                outputs, passed = self._computed(values)
         self.require(passed)
         # Copies, because those are read-only, and variables' values are written.
         return [states[i] if i in states else np.array(out) for i, out in enumerate(outputs)]
+
+    def _computed(self, values: Sequence[Any]) -> Any:
+        while True:
+            try:
+                return self._jitted(self.lengths(values), *values)
+            except Unknown as error:
+                self._need(error)
 
     # ---- translation -----------------------------------------------------------------------
 
@@ -168,7 +186,7 @@ class Translation:
         try:
             compute = translated(op, node=node, **settings)
         except (NotImplementedError, ImportError) as error:
-            raise SpecError(f"JAX cannot compute {shown(node)}: {error}; {_CURE}") from error
+            raise SpecError(f"JAX cannot compute {op}{origin(node)}: {error}; {_CURE}") from error
 
         def call(*inputs: Any) -> Any:
             if node.outputs[0] in self._known:
@@ -187,24 +205,25 @@ class Translation:
         """Return an error of a node, with its name if it is the first."""
         if isinstance(error, Unknown):
             error.needed = error.needed or deciding(node, self.graph.inputs)
+            error.origin = error.origin or origin(node)
         elif is_of_unknown(error):
-            text = f"JAX has to know all lengths while it compiles {shown(node)}"
-            return Unknown(text, deciding(node, self.graph.inputs))
+            text = f"JAX has to know all lengths while it compiles {node.op}"
+            return Unknown(text, deciding(node, self.graph.inputs), origin(node))
         elif not hasattr(error, "__notes__"):
-            error.add_note(f"JAX was to compile {shown(node)}.")
+            error.add_note(f"JAX was to compile {node.op}{origin(node)}.")
         return error
 
-    def check(self, op: Any, origin: str) -> Callable[..., Any]:
+    def check(self, op: Any, where: str) -> Callable[..., Any]:
         """Return a check as a function that returns its first argument."""
         number = len(self._checks)
-        self._checks.append((op, origin))
+        self._checks.append((op, where))
 
         def checked(x: Any, *conditions: Any) -> Any:
             if not all(np.all(c) for c in conditions if is_known(c)):
-                raise op.exc_type(f"{op.msg}{origin}")
+                raise op.exc_type(f"{op.msg}{where}")
             unknown = [jnp.all(c) for c in conditions if not is_known(c)]
             if unknown and self._inside:
-                raise Unknown(f"JAX cannot make a check in {self._inside}: {op}{origin}", [])
+                raise Unknown(f"JAX cannot make a check in {self._inside}: {op}", [], where)
             if unknown:
                 self._passed[number] = jnp.stack(unknown).all()
             return x
@@ -226,7 +245,9 @@ class Translation:
 
 @cache
 def _processor() -> Any:
+    """Return JAX's device for the processor; None if that is the default, or excluded."""
     try:
-        return jax.devices("cpu")[0]
-    except RuntimeError:  # JAX_PLATFORMS excludes it
-        return jax.devices()[0]
+        device = jax.devices("cpu")[0]
+    except RuntimeError:  # by JAX_PLATFORMS
+        return None
+    return None if device == jax.devices()[0] else device
