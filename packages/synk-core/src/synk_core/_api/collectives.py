@@ -43,6 +43,10 @@ def _values(single: bool, results: Any) -> Any:
     return results[0] if single else tuple(results)
 
 
+def _nothing(_single: bool, _result: Any) -> None:
+    return None
+
+
 def _lengths(single: bool, shapes: Any) -> Any:
     return _values(single, [tuple(shape[0] for shape in ranks) for ranks in shapes])
 
@@ -182,15 +186,14 @@ class Collectives:
         check: Optional[Check] = None,
         stage: Optional[Stage] = None,
         options: Optional[Tuple[Hashable, ...]] = None,
-        returns: Returns = lambda _single, _result: None,
+        returns: Optional[Returns] = None,
     ) -> Any:
         """Perform the collective on all ranks, or in a step; return its result, or what the step
         performs. `options` of the user make the act with the variables; None: they do not."""
-        orders = self._orders
-        finish = partial(returns, not isinstance(shared_vars, (list, tuple)))
+        orders, single = self._orders, not isinstance(shared_vars, (list, tuple))
         if self._delays:
             prepare = self._prepare(kind, shared_vars, check, stage, options)
-            return Delayed(orders, prepare, finish)
+            return Delayed(orders, prepare, partial(returns or _nothing, single))
         with orders.lock:
             orders.require_ready()
             act, origin = orders.acts.find(self._key(kind, shared_vars, options)), 0
@@ -198,7 +201,7 @@ class Collectives:
                 prepare = self._prepare(kind, shared_vars, check, stage, options)
                 act, origin = prepare(ALONE)
             (result,) = orders.perform((act,), (origin,))
-        return finish(result)
+        return None if returns is None else returns(single, result)
 
     def _key(self, kind: str, shared_vars: Any, options: Any) -> Hashable:
         """Return the key of an act whose arguments have been checked before; None if none has."""

@@ -14,6 +14,7 @@ import weakref
 from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 from synk_core._text import shown
@@ -26,6 +27,9 @@ from .values import is_array, on_host
 
 Storage = List[Any]
 """The one-element list in which a shared variable's value lies."""
+
+storage_of: Callable[[Any], Storage] = attrgetter("container.storage")
+"""Returns that of a variable."""
 
 _OWN = 2
 """References that `sys.getrefcount` counts in `unused` for a storage without other holders."""
@@ -115,6 +119,10 @@ class VariableRegistry:
     def known_number(self, storage: Storage) -> Optional[int]:
         """Return the number of the variable whose value lies in `storage`, or None."""
         return self._numbers.get(id(storage))
+
+    def known_numbers(self, variables: Sequence[Any]) -> Tuple[Optional[int], ...]:
+        """Return variables' numbers; None for one that has none yet."""
+        return tuple(map(self._numbers.get, map(id, map(storage_of, variables))))
 
     def label(self, number: int) -> str:
         """Return the name of a variable for messages."""

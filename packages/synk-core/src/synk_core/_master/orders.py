@@ -110,6 +110,7 @@ class Orders:
         self.require_open = lifecycle.require_open
         self.prefetches = rank.device.uploads is not None
         self.enter_device = rank.device.enter
+        self.known_numbers = rank.registry.known_numbers
         self.acts = ActTable()
         self._serials = itertools.count(1)
         self._shipping: Optional[Shipping] = None
@@ -281,11 +282,6 @@ class Orders:
         if not self.distributor.has_all_variables():
             self.distributor.send()
         return numbers
-
-    def known_numbers(self, variables: Sequence[Any]) -> Tuple[Optional[int], ...]:
-        """Return shared variables' numbers; None for one that has none yet."""
-        known = self._rank.registry.known_number
-        return tuple([known(variable.container.storage) for variable in variables])
 
     def _taken_in(self, extras: Extras) -> None:
         """Note that all ranks have these, even if the order is undone."""

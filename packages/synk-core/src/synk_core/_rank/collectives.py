@@ -7,13 +7,13 @@ several variables in one comparison: so all change, or none.
 
 from __future__ import annotations
 
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from synk_core._graph import random_streams
-from synk_core._graph.shared import store, value_of
+from synk_core._graph.shared import storage_of, store, value_of
 from synk_core._graph.values import (
     array_of,
     concatenated,
@@ -30,7 +30,7 @@ from synk_core.exceptions import InputValueError
 
 from .workplace import Workplace
 
-_STORAGE, _VALUE = attrgetter("container.storage"), itemgetter(0)
+_VALUE = itemgetter(0)
 
 
 class ActVariables:
@@ -45,7 +45,7 @@ class ActVariables:
     @property
     def now(self) -> List[Any]:
         """The values, wherever they lie."""
-        return list(map(_VALUE, map(_STORAGE, self._variables)))
+        return list(map(_VALUE, map(storage_of, self._variables)))
 
     @property
     def names(self) -> List[str]:
@@ -58,9 +58,11 @@ class ActVariables:
         All are on the default device if all variables are and the communicator takes them there;
         else all are in host memory, copied where necessary. All ranks choose alike.
         """
-        values = self.now
+        values = list(map(_VALUE, map(storage_of, self._variables)))
         device = self._here.device
-        if device.is_gpu and not through_host and device.takes(values, reducible):
+        if not device.is_gpu:
+            return values
+        if not through_host and device.takes(values, reducible):
             return [in_c_order(v) if is_on_device(v) else device.bring(v) for v in values]
         return list(map(on_host, values))
 
@@ -141,7 +143,8 @@ class PreparedCollective:
         here, act = self._here, self._act
         average, self.average = self.average, None  # or it would keep a function alive
         # What was averaged ahead was agreed on before the ranks computed.
-        self.synchronizes = self._ends_together and average is None and self._is_plain()
+        is_plain = not here.device.is_gpu or self._is_plain()
+        self.synchronizes = self._ends_together and average is None and is_plain
         if average is not None and average.is_done:
             return None
         more = {"origin": origin} if self._has_rows else {}
@@ -152,14 +155,13 @@ class PreparedCollective:
                 average.learn()
             return result
         finally:
-            here.device.settle()
+            if here.device.is_gpu:
+                here.device.settle()
 
     def _is_plain(self) -> bool:
         """Return whether little can fail once the ranks have agreed: on a device, unequal weights
         need some preparation."""
         here, given = self._here, self._act.arguments
-        if not here.device.is_gpu:
-            return True
         weights = given.get("weights")
         if given.get("weights_of") is not None:
             weights = here.functions[given["weights_of"]].counts
@@ -319,13 +321,14 @@ def all_reduce(
     if here.comm.size == 1:
         return
     weight = None if weights is None else float(weights[here.comm.rank])
-    values = variables.values(through_host, reducible=True)
-    outs = variables.rooms(values)
+    values: Any = variables.values(through_host, reducible=True)
+    outs: Any = variables.rooms(values)
+    if variables.is_one:
+        (values,), (outs,) = values, outs
     if op == "avg":
-        reduced = here.comm.all_reduce(_bare(values), "avg", weight=weight, out=_bare(outs))
+        reduced = here.comm.all_reduce(values, "avg", weight=weight, out=outs)
     else:
-        given = None if weight == 0 else _bare(values)
-        reduced = here.comm.all_reduce(given, op, out=_bare(outs))
+        reduced = here.comm.all_reduce(None if weight == 0 else values, op, out=outs)
     variables.store([reduced] if variables.is_one else reduced, alike=True)
 
 

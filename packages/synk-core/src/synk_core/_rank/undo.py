@@ -11,6 +11,8 @@ import sys
 from operator import itemgetter
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
+from numpy import ndarray
+
 from synk_core._graph.shared import Storage
 from synk_core._graph.values import empty_like, is_plain, is_view
 
@@ -77,7 +79,8 @@ class Journal:
             or spare.dtype != value.dtype
         ):
             spare = empty_like(value, value.shape, value.dtype)
-        if self.on and not is_view(value):
+        is_own = value.base is None if type(value) is ndarray else not is_view(value)
+        if self.on and is_own:
             self.spares[number] = value, self._orders
         return spare
 

@@ -54,7 +54,7 @@ class Replicas:
                         self._warn_of_changes(act)
                         break
                 states += drawn
-            elif isinstance(act, Collective) and act.kind != "reseed":
+            elif self._contents and isinstance(act, Collective) and act.kind != "reseed":
                 states += self._states(act.variables)
         if states:
             self._reseed_changed(states)
