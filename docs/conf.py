@@ -49,7 +49,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
 # They are in no environment that has Theano.
-autodoc_mock_imports = ["better_optimize", "pymc", "pytensor"]
+autodoc_mock_imports = ["better_optimize", "numba", "pymc", "pytensor"]
 autodoc_default_options = {"members": True}
 # Docstrings follow the form of Google's guide; attributes are documented in the class's own.
 napoleon_numpy_docstring = False

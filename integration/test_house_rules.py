@@ -43,7 +43,8 @@ PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml")
 # Modules whose distribution has another name.
 DISTRIBUTIONS = {"sklearn": "scikit_learn", "zmq": "pyzmq", "synk_theano_compat": "theano_compat"}
 # pygpu comes from the system: no Python index has it. Numba is PyTensor's, the optimizer PyMC's.
-BROUGHT_ALONG = {"pygpu", "numba", "better_optimize"}
+# JAX is optional: only code that its linker calls imports it.
+BROUGHT_ALONG = {"pygpu", "numba", "better_optimize", "jax"}
 # What a package has through a sibling that alone decides on the versions.
 THROUGH_SIBLINGS = {"synk-extensions": {"numpy", "theano", "pytensor"}}
 LONGEST = 500
@@ -82,6 +83,7 @@ ENGINES = {"theano", "pytensor", "pygpu"}
 # What is for one of them alone.
 OF_ONE_ENGINE = (
     "synkhronos/extensions/lasagne.py",
+    "synkhronos/extensions/nn/",
     "synkhronos/extensions/pymc.py",
 )
 

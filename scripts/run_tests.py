@@ -129,6 +129,7 @@ SMOKE = (
     ),
     *tests_of(
         "synk-extensions",
+        "test_nn.py",
         "test_pymc.py::test_rows_by_the_name_of_a_coordinate_are_read_once[2]",
         "test_pymc.py::test_the_maximum_is_pymcs[2-L-BFGS-B]",
         "test_pymc.py::test_models_that_do_not_divide_are_refused[2-centred]",

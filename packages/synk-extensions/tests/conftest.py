@@ -13,7 +13,7 @@ import pytest
 
 from synk_testing.engine import is_left_out
 
-ON_BOTH = (*("cli", "examples", "sync_trainer", "train", "updates"),)
+ON_BOTH = (*("cli", "examples", "nn", "sync_trainer", "train", "updates"),)
 """Tests, by the names of their files, that run on any engine, whenever tests run. Of the others,
 those that import no Theano do so at night. Those of PyMC are run by a pytest of their own."""
 

@@ -1,4 +1,7 @@
-"""The ResNet example trains, in plain Theano and on all ranks, with the few lines that it shows."""
+"""The ResNet example trains, in plain Theano and on all ranks, with the few lines that it shows.
+
+With PyTensor, of which there is no plain program, it trains on all ranks.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,12 @@ from _programs import (
     run,
 )
 
+from synk_testing.engine import IS_THEANO, theano_only
+
 pytestmark = [
     pytest.mark.skipif(not EXAMPLES.is_dir(), reason="the examples belong to the repository"),
     pytest.mark.skipif(
-        importlib.util.find_spec("lasagne") is None, reason="the example needs lasagne"
+        IS_THEANO and importlib.util.find_spec("lasagne") is None, reason="it needs lasagne"
     ),
 ]
 FOLDER = EXAMPLES / "resnet"
@@ -50,11 +55,19 @@ def plain():
     return train("train_plain.py", *on_one_device())
 
 
+@theano_only("train_plain.py")
 @pytest.mark.nightly  # a minute and more of compiling
 def test_training_on_one_rank_is_plain_theano(plain):
     assert train("train_synk.py", *on_devices(only_first=True)) == pytest.approx(plain, rel=0.05)
 
 
+@pytest.mark.skipif(IS_THEANO, reason="PyTensor only")
+@pytest.mark.nightly
+def test_training_on_all_ranks_with_pytensor():
+    train("train_synk.py", *on_devices())
+
+
+@theano_only("train_plain.py")
 @pytest.mark.nightly  # a minute and more of compiling
 def test_training_on_all_ranks(plain):
     per_rank = 2 * 32 // number_of_ranks()

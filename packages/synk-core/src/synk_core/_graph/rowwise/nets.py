@@ -66,6 +66,11 @@ _BATCHED: Dict[str, Tuple[Sequence[int], Sequence[int]]] = {
     "Pool": ([0], [0]),
     "MaxPoolGrad": ([0, 1, 2], [2]),
     "AveragePoolGrad": ([0, 1], [1]),
+    "Conv2d": ([0], [0]),
+    "Conv2dImages": ([1, 2], [1]),
+    "Pool2d": ([0], [0]),
+    "Pool2dAlong": ([0, 1], [0]),
+    "Pool2dBack": ([0, 1], [0]),
 }
 """Places of the inputs with rows, and of those in which an operation is linear, as a product."""
 
@@ -103,7 +108,7 @@ def batched_products(node: Any, values: List[Value]) -> Value:
     return rows(axis, merged(values), sum(value.degree for value in values))
 
 
-@rule("AbstractConv_gradWeights")
+@rule("AbstractConv_gradWeights", "Conv2dFilters")
 def filter_gradient(_node: Any, values: List[Value]) -> Value:
     """Return the gradient of a convolution's filters: a sum over the images."""
     images, above = values[:2]

@@ -30,7 +30,8 @@ _ONCE_PER_RANK = (
 )
 _CURE_OF_COUPLED = (
     "reduce over all ranks in the graph, with in_graph.all_reduce() (batch normalisation: "
-    f"convert(network) of synkhronos.extensions.lasagne, before get_output()), or {CURE}"
+    "convert(network) of synkhronos.extensions.lasagne, before get_output(), or batch_norm() of "
+    f"extensions.nn), or {CURE}"
 )
 
 

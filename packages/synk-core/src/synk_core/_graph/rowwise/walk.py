@@ -208,7 +208,7 @@ def _result(node: Any, values: Sequence[Value]) -> Union[Value, Sequence[Value]]
     names = [base.__name__ for base in type(node.op).__mro__]
     # The graph that an operation is made of says more than its name.
     names.sort(key=lambda name: name != "OpFromGraph")
-    known = type(node.op).__module__.split(".")[0] in (NAME, "pymc", "synk_core")
+    known = type(node.op).__module__.split(".")[0] in (NAME, "pymc", "synk_core", "synkhronos")
     found = (_RULES[name] for name in names if known and name in _RULES)
     handler, takes = next(found, (None, ()))
     if handler is not None and "all" in takes:
