@@ -155,10 +155,10 @@ class PreparedCollective:
             here.device.settle()
 
     def _is_plain(self) -> bool:
-        """Return whether little can fail once the ranks have agreed: on a device, unequal weights
-        need some preparation."""
+        """Return whether little can fail once the ranks have agreed: of a device's arrays that are
+        written, unequal weights need some preparation."""
         here, given = self._here, self._act.arguments
-        if not here.device.is_gpu:
+        if not here.device.is_gpu or here.device.is_functional:
             return True
         weights = given.get("weights")
         if given.get("weights_of") is not None:

@@ -212,7 +212,7 @@ class Rank(Workplace):
             synchronized = act.synchronizes
         if self.device.is_functional:
             flight.enter(_REDUCE)
-            self.device.end(results)
+            synchronized = self.device.end(results) or synchronized
         if self.device.takes_collectives and any(map(_is_incomplete, results)):
             return self._collected(results, steps), True
         return results, synchronized
