@@ -7,7 +7,7 @@ import os
 
 import cloudpickle
 import pytest
-from _features import UNPROVED
+from _features import STAND_INS, UNPROVED
 from _leaks import no_ranks_left
 
 from synk_core import Runtime
@@ -35,7 +35,7 @@ def frozen():
 def python_on_cores():
     """If the ranks have stand-ins for GPUs, have functions that JAX cannot translate compute on
     their cores, as a user would."""
-    if not os.environ.get("SYNKHRONOS_JAX_STAND_INS"):
+    if not STAND_INS:
         yield
         return
     from pytensor.graph.traversal import ancestors

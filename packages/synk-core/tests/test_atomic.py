@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from _features import STAND_INS
 from _leaks import no_ranks_left
 from _ops import FAST, picky
 
@@ -53,7 +54,7 @@ def test_a_failed_call_leaves_all_variables_as_they_were(trio, num_slices):
     f(rows, num_slices=num_slices)
     trio.collectives.all_reduce([w, v])
     before = ranks_of(trio, w, v)
-    arrays = w.get_value(borrow=True), v.get_value(borrow=True)
+    array = w.container.storage[0]
     for culprit in range(3):
         bad = rows.copy()
         bad[2 * culprit + 1] = 200
@@ -61,7 +62,7 @@ def test_a_failed_call_leaves_all_variables_as_they_were(trio, num_slices):
             f(bad, num_slices=num_slices)
         assert getattr(caught.value, "rank", trio.master) == culprit
         assert ranks_of(trio, w, v) == before
-        assert w.get_value(borrow=True) is arrays[0]
+        assert w.container.storage[0] is array
     assert f(rows, num_slices=num_slices) == 15.0
     after = np.array(ranks_of(trio, w)[0])
     shares = np.array([1.0, 5.0, 9.0]) / num_slices  # slices are averaged
@@ -82,6 +83,7 @@ def fail_later(values):
     return values
 
 
+@pytest.mark.skipif(STAND_INS, reason="there, nothing can fail after the ranks have agreed")
 @pytest.mark.parametrize("is_known", [True, False])
 def test_an_all_reduce_that_a_worker_fails_to_take_is_undone_in_the_master_too(pair, is_known):
     """The master had its result. The next order says so, and all go on from before it."""

@@ -9,6 +9,7 @@ import warnings
 
 import numpy as np
 import pytest
+from _features import STAND_INS
 from _ops import FAST, picky
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -195,7 +196,10 @@ def test_values_that_no_row_goes_into_are_not_averaged(trio, reduces):
 
     shareds, news = build()
     serial_shareds, serial_news = build()
-    serial = engine.function([], serial_shareds, updates=list(zip(serial_shareds, serial_news)))
+    # JAX rounds otherwise, and does not compute what reduces in the graph.
+    mode = {"mode": "CVM"} if reduces and STAND_INS else {}
+    serial_updates = list(zip(serial_shareds, serial_news))
+    serial = engine.function([], serial_shareds, updates=serial_updates, **mode)
     a = shareds[0]
     mean = in_graph.all_reduce(x.mean(), "avg") if reduces else x.mean()
     outputs = [*shareds, mean, (x.sum() * a, "sum")]

@@ -73,7 +73,7 @@ def test_functions_compute_on_the_device_and_give_arrays_of_numpy(ranks, dtype):
     outputs = [(a.sum(), "sum"), (a.max(axis=0), "max"), (a + w, "gather"), (a.shape[0], None)]
     if dtype != "int64":
         outputs.append(T.exp(a / 10).mean(axis=0))
-    f = ranks.function([a], outputs, updates=[(w, w + a.sum(axis=0), "sum")])
+    f = ranks.function([a], outputs, updates=[(w, w + a.sum(axis=0), "sum")], **UNPROVED)
     exact = {"rtol": 1e-6 if dtype == "float32" else 1e-12}
     for slices in (1, 2):
         before = on_ranks(ranks, w)
@@ -171,8 +171,9 @@ def test_values_may_lie_anywhere(ranks):
 def training(runtime):
     w, g, n = shared(np.ones(4), "w"), shared(np.zeros(4), "g"), shared(np.int64(0), "n")
     loss = (T.dot(x, w) ** 2).mean()
-    gradient = runtime.function([x], loss, updates=[(g, T.grad(loss, w))], name="gradient")
-    update = runtime.function([], [], updates=[(w, w - 0.01 * g), (n, n + 1)], name="update")
+    news = [(w, w - 0.01 * g), (n, n + 1)]
+    gradient = runtime.function([x], loss, updates=[(g, T.grad(loss, w))], **UNPROVED)
+    update = runtime.function([], [], updates=news, **UNPROVED)
     average = runtime.delayed.all_reduce(g, op="avg", weights=gradient)
 
     def step(*more, data=rows):

@@ -136,8 +136,10 @@ class Device:
         """Compute, or begin to, what acts of the order under way have left to be computed together.
         If there are collectives among that, it blocks until all ranks have come here."""
 
-    def end(self, results: Sequence[Any]) -> None:
-        """Do so at the end of an order's acts, for variables and these results of acts alone."""
+    def end(self, results: Sequence[Any]) -> bool:  # noqa: ARG002 - for other devices
+        """Do so at the end of an order's acts, for variables and these results of acts alone;
+        return whether all ranks are known to have come here."""
+        return False
 
     def undo(self) -> None:
         """Forget it: the order has failed."""

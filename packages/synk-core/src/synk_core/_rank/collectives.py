@@ -143,7 +143,8 @@ class PreparedCollective:
         here, act = self._here, self._act
         average, self.average = self.average, None  # or it would keep a function alive
         # What was averaged ahead was agreed on before the ranks computed.
-        is_plain = not here.device.is_gpu or self._is_plain()
+        device = here.device
+        is_plain = not device.is_gpu or device.is_functional or self._is_plain()
         self.synchronizes = self._ends_together and average is None and is_plain
         if average is not None and average.is_done:
             return None
@@ -159,8 +160,8 @@ class PreparedCollective:
                 here.device.settle()
 
     def _is_plain(self) -> bool:
-        """Return whether little can fail once the ranks have agreed: on a device, unequal weights
-        need some preparation."""
+        """Return whether little can fail once the ranks have agreed: of a device's arrays that are
+        written, unequal weights need some preparation."""
         here, given = self._here, self._act.arguments
         weights = given.get("weights")
         if given.get("weights_of") is not None:

@@ -278,7 +278,7 @@ class Rank(Workplace):
             synchronized = act.synchronizes
         if self.device.is_functional:
             flight.enter(_REDUCE)
-            self.device.end(results)
+            synchronized = self.device.end(results) or synchronized
         if on_device and any(map(_is_incomplete, results)):
             results, synchronized = self._collected(results, steps), True
         self._ending = True

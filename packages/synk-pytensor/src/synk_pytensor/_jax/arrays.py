@@ -32,7 +32,7 @@ class Lazy:
 
     __slots__ = ("__weakref__", "_flush", "array", "dtype", "index", "node", "shape")
 
-    def __init__(self, flush: Callable[[], None], node: int, index: int, like: Any) -> None:
+    def __init__(self, flush: Callable[[], Any], node: int, index: int, like: Any) -> None:
         self._flush = flush
         self.node, self.index = node, index
         self.shape: Tuple[int, ...] = tuple(like.shape)

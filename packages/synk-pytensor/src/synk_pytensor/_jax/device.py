@@ -89,9 +89,10 @@ class JaxDevice(Device):
     def flush(self) -> None:
         self._pending.flush()
 
-    def end(self, results: Sequence[Any]) -> None:
-        self._pending.end(results)
+    def end(self, results: Sequence[Any]) -> bool:
+        synchronized = self._pending.end(results)
         CURRENT.pending = None
+        return synchronized
 
     def undo(self) -> None:
         self._pending.drop()

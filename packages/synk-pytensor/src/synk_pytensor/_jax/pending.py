@@ -179,18 +179,21 @@ class Pending:
                 place[0] = before if place[0].array is None else place[0].array
         self._places.clear()
 
-    def end(self, results: Any) -> None:
-        """Compute what is noted, as far as variables and these results need it."""
+    def end(self, results: Any) -> bool:
+        """Compute what is noted, as far as variables and these results need it; return whether all
+        ranks have come here."""
         wanted = {id(place[0]) for place, _ in self._places}
         _find(results, wanted)
-        self.flush(wanted)
+        synchronized = self.flush(wanted)
         for place, _ in self._places:
             if type(place[0]) is Lazy:
                 place[0] = place[0].array
         self._places.clear()
+        return synchronized
 
-    def flush(self, wanted: Optional[Set[int]] = None) -> None:
-        """Compute what is noted; with collectives, all ranks come here.
+    def flush(self, wanted: Optional[Set[int]] = None) -> bool:
+        """Compute what is noted; return whether there are collectives, for which all ranks come
+        here.
 
         Args:
             wanted: identities of values; None for all that somebody refers to.
@@ -200,7 +203,7 @@ class Pending:
             PeerDeclined: another rank failed before.
         """
         if not self._steps:
-            return
+            return False
         steps, made = self._steps, self._made
         kept = self._kept
         first = self._count - len(steps)
@@ -226,6 +229,7 @@ class Pending:
                 results = self.group.launch(run, leaves)
         for value, result in zip(values, results):
             value.array = result
+        return bool(collectives)
 
     def _wired(
         self, steps: Sequence[Tuple[Step, List[Any]]], first: int

@@ -74,21 +74,29 @@ class JaxCommunicator:
         if op == "avg" and any(value.dtype.kind != "f" for value in likes):
             return self._comm.all_reduce(*map(_on_host, (x,)), op, weight=weight)  # it says why not
         own = 0.0 if x is None else 1.0 if weight is None else float(weight)
+        made = self._noted(likes, op, own)
+        return made if many else made[0]
+
+    def _noted(self, likes: Sequence[Any], op: str, own: float) -> List[Any]:
         forms = tuple([(value.dtype.name, tuple(value.shape)) for value in likes])
         step = Step(("reduce", None, op, own != 0.0, forms), weight=own)
-        made = self._pending.add(step, [SHARE, SHARE, *likes], likes)
-        return list(made) if many else made[0]
+        return self._pending.add(step, [SHARE, SHARE, *likes], likes)
 
     def reduce(
         self, x: Any, op: str = "sum", root: int = 0, *, weight: Optional[float] = None
     ) -> Any:
         """As `all_reduce`; ranks other than the root get None."""
-        first = x[0] if isinstance(x, (list, tuple)) and x else x
-        if not is_array(first):
+        many = isinstance(x, (list, tuple))
+        given = list(x) if many else [x]
+        if not any(map(is_array, given)):
             self._pending.flush()
             return self._comm.reduce(x, op, root, weight=weight)
-        made = self.all_reduce(x, op, weight=weight)
-        return made if self._comm.rank == root else None
+        if op == "avg" and any(value.dtype.kind != "f" for value in given):
+            return self._comm.reduce(_on_host(x), op, root, weight=weight)  # it says why not
+        made = self._noted(given, op, 1.0 if weight is None else float(weight))
+        if self._comm.rank != root:
+            return None
+        return made if many else made[0]
 
     def awaiting(self) -> ContextManager[None]:
         """Return a block in which to wait for programs; it ends if a rank dies."""
