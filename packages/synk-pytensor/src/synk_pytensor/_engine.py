@@ -145,6 +145,8 @@ def is_random(variable: Any) -> bool:
 def build(inputs: Any, outputs: Any, *, no_default_updates: Any = False, **arguments: Any) -> Any:
     """PyTensor deprecates the argument alone. A function that is compiled as a whole is not linked
     yet: see `machine_of`. JAX is optional, and its import takes long."""
+    if arguments.get("mode") is None:
+        arguments["mode"] = DEVICES.mode()
     with _constructing(no_default_updates=no_default_updates), _unlinked_as_a_whole():
         function = library.function(inputs, outputs, **arguments)
     if isinstance(function.maker.linker, JAXLinker):

@@ -43,6 +43,7 @@ __all__ = [
     "is_view",
     "is_writable",
     "machine",
+    "mode",
     "named_in_options",
     "sums",
     "take",
@@ -148,7 +149,7 @@ def named_in_options() -> List[str]:
 
 
 def take(contexts: Contexts, nccl: bool, graphs: str, precision: str) -> JaxDevice:  # noqa: ARG001
-    """Initialize a rank's device. Functions are translated by JAX from now on, unless they name
+    """Initialize a rank's device. Functions of this package are JAX's from now on, unless they name
     another mode.
 
     Raises:
@@ -170,23 +171,21 @@ def take(contexts: Contexts, nccl: bool, graphs: str, precision: str) -> JaxDevi
     jax: Any = sys.modules["jax"]
     if precision in _PRECISIONS:  # else the user's, or JAX's own
         jax.config.update("jax_default_matmul_precision", _PRECISIONS[precision])
-    if pytensor.config.mode == _PYTENSORS_CHOICE:
-        pytensor.config.mode = "JAX"
-    device = JaxDevice(name, taken.number, taken.place, nccl, precision, _given_back)
+    device = JaxDevice(name, taken.number, taken.place, nccl, precision, _open.remove)
     _open.append(device)
     return device
 
 
-_PYTENSORS_CHOICE = "Mode"  # of the linker, which is Numba's unless an option says otherwise
 _open: List[Any] = []  # devices of runtimes
 
 
-def _given_back(device: Any) -> None:
-    """Leave the mode of functions to PyTensor again, after the last runtime."""
-    if device in _open:
-        _open.remove(device)
-        if not _open and pytensor.config.mode == "JAX":
-            pytensor.config.mode = _PYTENSORS_CHOICE
+def mode() -> Optional[str]:
+    """Return the mode of functions that name none; None for PyTensor's own choice.
+
+    Plain functions keep that: PyTensor's own translation draws from copies of random states, has no
+    gradient of `scan`, and returns arrays that cannot be written.
+    """
+    return "JAX" if _open and pytensor.config.mode == "Mode" else None
 
 
 def _initialize(name: str) -> None:

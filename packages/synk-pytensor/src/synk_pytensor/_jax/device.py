@@ -101,7 +101,8 @@ class JaxDevice(Device):
     def close(self) -> None:
         self._pending.drop()
         CURRENT.pending = None
-        self._closed(self)
+        closed, self._closed = self._closed, _nothing
+        closed(self)
 
     # ---- functions -------------------------------------------------------------------------
 
@@ -141,6 +142,10 @@ class JaxDevice(Device):
         with nullcontext() if self._comm is None else self._comm.awaiting():
             _start(results)
             return [_fetched(result) for result in results]
+
+
+def _nothing(_device: Any) -> None:
+    """Do nothing: the device has been closed."""
 
 
 def _start(result: Any) -> None:
