@@ -200,6 +200,10 @@ class Device:
         """
         return array
 
+    def argument(self, array: Any) -> Any:
+        """As `bring`, of an argument of a function: a small one may come to the device with it."""
+        return self.bring(array)
+
     def settle(self) -> None:
         """Wait until all arrays given to `bring` have been read."""
 

@@ -115,7 +115,7 @@ class CallInputs:
 
     def bring(self, arguments: Sequence[Any]) -> List[Any]:
         """Return arguments where the function gets them; `Device.settle` follows."""
-        bring = self._here.device.bring
+        bring = self._here.device.argument
         return [bring(a) if b else a for a, b in zip(arguments, self.brought)]
 
     def close(self) -> None:

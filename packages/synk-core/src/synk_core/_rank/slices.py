@@ -169,7 +169,7 @@ class Slices:
             self._here.flight.enter(Phase.COMPUTE)
             self._here.flight.raise_if_interrupted(self._here.serial)
             brought = self._inputs.brought[len(self._call.scattered) :]
-            bring, whole = self._here.device.bring, self._inputs.broadcast
+            bring, whole = self._here.device.argument, self._inputs.broadcast
             rowless(*(bring(a) if b else a for a, b in zip(whole, brought)))
         return values
 

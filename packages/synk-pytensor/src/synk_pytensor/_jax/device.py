@@ -16,7 +16,7 @@ from synk_comm import cuda
 from synk_core.device import Device, Place
 
 from . import stand_in
-from .arrays import is_array, real, stand_ins, to_device, to_host
+from .arrays import is_array, real, stand_ins, to_device, to_host, with_function
 from .machine import fitted
 from .pending import CURRENT, Pending
 from .reductions import REDUCIBLE, JaxCommunicator, NcclGroup
@@ -132,6 +132,9 @@ class JaxDevice(Device):
         if value is not array:
             self._read.append(value)
         return value
+
+    def argument(self, array: Any) -> Any:
+        return with_function(array, self.bring)
 
     def settle(self) -> None:
         if self._read:

@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tu
 
 import numpy as np
 
-from .arrays import ARRAYS, is_array, to_host
+from .arrays import ARRAYS, is_array, to_host, with_function
 from .pending import CURRENT, Pending, Step, new_key
 from .translation import Translation
 
@@ -76,7 +76,7 @@ class JaxMachine:
         translation = self.translation
         keyed, states = translation.drawn(values)
         lengths = translation.lengths(keyed)
-        placed = [v if type(v) in ARRAYS else pending.bring(np.asarray(v)) for v in keyed]
+        placed = [v if type(v) in ARRAYS else with_function(v, pending.bring) for v in keyed]
         form = self._form(lengths, keyed, placed)
         if form.checks:
             pending.flush()  # what comes after a check is not computed unless it holds
