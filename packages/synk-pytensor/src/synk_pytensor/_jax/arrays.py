@@ -30,13 +30,14 @@ class Lazy:
     Whatever asks for more than its form makes the program run now.
     """
 
-    __slots__ = ("__weakref__", "_flush", "array", "dtype", "index", "node", "shape")
+    __slots__ = ("__weakref__", "_flush", "array", "dtype", "notes", "shape", "wire")
 
-    def __init__(self, flush: Callable[[], Any], node: int, index: int, like: Any) -> None:
+    def __init__(self, flush: Callable[[], Any], notes: int, wire: Any, like: Any) -> None:
         self._flush = flush
-        self.node, self.index = node, index
-        self.shape: Tuple[int, ...] = tuple(like.shape)
-        self.dtype = np.dtype(like.dtype)
+        # The number of the notes that it belongs to, and its place in them.
+        self.notes, self.wire = notes, wire
+        self.shape: Tuple[int, ...] = like.shape
+        self.dtype: Any = like.dtype
         self.array: Any = None
 
     @property

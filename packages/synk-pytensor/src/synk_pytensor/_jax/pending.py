@@ -30,7 +30,7 @@ from typing import (
 import jax
 import numpy as np
 
-from .arrays import Lazy, real, values_at_once
+from .arrays import Lazy, values_at_once
 
 MOST_PROGRAMS = 256
 """Programs that a rank keeps, for all their shapes."""
@@ -141,10 +141,12 @@ class Pending:
         self.at_once = values_at_once()
         self.gone: Deque[int] = deque()
         self.bring = bring
-        self._steps: List[Tuple[Step, List[Any]]] = []
-        self._made: List[List[weakref.ref[Lazy]]] = []
+        self._notes = 0  # their number: others are those of earlier programs
+        self._steps: List[Wired] = []
+        self._leaves: List[Any] = []  # arguments of the program to be
+        self._leaf_of: Dict[int, int] = {}  # by their identities
+        self._made: List[weakref.ref[Lazy]] = []
         self._kept: List[Lazy] = []
-        self._count = 0  # steps so far, of all orders
         self._programs: OrderedDict[Any, _Program] = OrderedDict()
         self._places: List[Tuple[List[Any], Any]] = []  # with Lazy values, and the ones before
         self._numbers: Dict[float, Any] = {}
@@ -152,14 +154,31 @@ class Pending:
 
     def add(self, step: Step, arguments: Sequence[Any], likes: Sequence[Any]) -> List[Any]:
         """Note a step; return its results, of the forms of `likes`."""
-        sources = [a.array if type(a) is Lazy and a.array is not None else a for a in arguments]
-        made = [Lazy(self.flush, self._count, i, like) for i, like in enumerate(likes)]
-        self._count += 1
-        self._steps.append((step, sources))
-        self._made.append([weakref.ref(value) for value in made])
+        wires, notes, leaves, leaf_of = [], self._notes, self._leaves, self._leaf_of
+        for argument in arguments:
+            value = argument
+            if type(argument) is Lazy:
+                if argument.array is None and argument.notes == notes:
+                    wires.append(argument.wire)
+                    continue
+                value = argument.force()
+            elif argument is SHARE:
+                # A number of its own, given after the comparison.
+                wires.append(len(leaves))
+                leaves.append(self._number(1.0))
+                continue
+            key = id(value)
+            if key not in leaf_of:
+                leaf_of[key] = len(leaves)
+                leaves.append(value)
+            wires.append(leaf_of[key])
+        number = len(self._steps)
+        self._steps.append((step, tuple(wires)))
+        made = [Lazy(self.flush, notes, (number, i), like) for i, like in enumerate(likes)]
+        self._made += map(weakref.ref, made)
         if step.run is None:
             # Every rank performs it, whether or not it uses a result.
-            self._kept.extend(made)
+            self._kept += made
         if self.at_once:
             self.flush()
             return [value.array for value in made]
@@ -173,11 +192,16 @@ class Pending:
 
     def drop(self) -> None:
         """Forget all notes, as those of an order that failed."""
-        self._steps, self._made, self._kept = [], [], []
+        self._clear()
         for place, before in reversed(self._places):
             if type(place[0]) is Lazy:
                 place[0] = before if place[0].array is None else place[0].array
         self._places.clear()
+
+    def _clear(self) -> None:
+        self._notes += 1
+        self._steps, self._leaves, self._leaf_of = [], [], {}
+        self._made, self._kept = [], []
 
     def end(self, results: Any) -> bool:
         """Compute what is noted, as far as variables and these results need it; return whether all
@@ -204,20 +228,17 @@ class Pending:
         """
         if not self._steps:
             return False
-        steps, made = self._steps, self._made
-        kept = self._kept
-        first = self._count - len(steps)
-        self._steps, self._made, self._kept = [], [], []
+        steps, leaves, made, kept = self._steps, self._leaves, self._made, self._kept
+        self._clear()
         self._forget_gone()
-        leaves, wired = self._wired(steps, first)
-        values = [value for refs in made for value in (ref() for ref in refs) if value is not None]
+        values = [value for value in (ref() for ref in made) if value is not None]
         if wanted is not None:
             # Not those that only a journal holds: nobody gets back to what was between two acts.
             keeps = wanted.union(map(id, kept))
             values = [value for value in values if id(value) in keeps]
-        program = self._program(wired, tuple([(v.node - first, v.index) for v in values]))
+        program = self._program(tuple(steps), tuple([value.wire for value in values]))
         run = program.compiled(leaves)
-        collectives = [(step, wires) for step, wires in wired if step.run is None]
+        collectives = [(step, wires) for step, wires in steps if step.run is None]
         if not collectives:
             results = run(*leaves)
         else:
@@ -231,34 +252,11 @@ class Pending:
             value.array = result
         return bool(collectives)
 
-    def _wired(
-        self, steps: Sequence[Tuple[Step, List[Any]]], first: int
-    ) -> Tuple[List[Any], List[Wired]]:
-        """Return the arguments of a program, on the device, and where each step finds its own;
-        `first` is the number of the first step."""
-        leaves: List[Any] = []
-        places: Dict[int, int] = {}
-        wired = []
-        for step, sources in steps:
-            wires: List[Any] = []
-            for source in sources:
-                if type(source) is Lazy and source.array is None and source.node >= first:
-                    wires.append((source.node - first, source.index))
-                    continue
-                # The factors of collectives are numbers of their own, given after the comparison.
-                place = None if source is SHARE else places.get(id(source))
-                if place is None:
-                    place = places[id(source)] = len(leaves)
-                    leaves.append(self._number(1.0) if source is SHARE else real(source))
-                wires.append(place)
-            wired.append((step, tuple(wires)))
-        return leaves, wired
-
-    def _program(self, wired: Sequence[Wired], wanted: Any) -> _Program:
-        key = tuple([(step.key, wires) for step, wires in wired]), wanted
+    def _program(self, steps: Sequence[Wired], wanted: Sequence[Any]) -> _Program:
+        key = tuple([(step.key, wires) for step, wires in steps]), wanted
         program = self._programs.get(key)
         if program is None:
-            program = self._programs[key] = _Program(wired, wanted, self.group)
+            program = self._programs[key] = _Program(steps, wanted, self.group)
             if len(self._programs) > MOST_PROGRAMS:
                 self._programs.popitem(last=False)
         else:
