@@ -25,6 +25,9 @@ from synk_pytensor._jax.stand_in import HostGroup  # noqa: E402
 
 GPUS = int(os.environ.get("SYNK_JAX_GPUS") or 0)
 """In place of stand-ins, by hand."""
+if GPUS:
+    # Some tests start programs on the GPUs that this one computes on.
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
 
 SIZE = GPUS or 3
 on_stand_ins = pytest.mark.skipif(GPUS > 0, reason="of stand-ins")
