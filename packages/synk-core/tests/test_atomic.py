@@ -21,12 +21,12 @@ from synk_core import Function, Runtime
 from synk_core._master.lifecycle import Lifecycle
 from synk_core._master.orders import Orders
 from synk_core._rank.call import PreparedCall
+from synk_core._rank.collectives import ActVariables
 from synk_core._rank.rank import Rank
 from synk_core._wire.flight import Flight
 from synk_core._workers.interrupts import AGAIN_S, LATER
 from synk_core._workers.pool import WorkerPool, start_workers
 from synk_core._workers.processes import Worker
-from synk_core.device import Device
 from synk_core.exceptions import Interrupted, WorkerFailed
 from synk_shm._arrays import segment
 from synk_testing.engine import T, as_op, engine
@@ -73,13 +73,14 @@ def test_a_failed_call_leaves_all_variables_as_they_were(trio, num_slices):
 def fail_later(values):
     """Make this rank, if it gets a 1, fail once, at the end of its next collective."""
     if values[0]:
-        settle = Device.settle
+        store = ActVariables.store
 
-        def settle_once(_self):
-            Device.settle = settle
+        def store_once(*arguments, **options):
+            ActVariables.store = store
+            store(*arguments, **options)
             raise MemoryError("afterwards")
 
-        Device.settle = settle_once
+        ActVariables.store = store_once
     return values
 
 
