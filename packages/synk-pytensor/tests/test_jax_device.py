@@ -11,6 +11,7 @@ import pytest
 from _features import UNPROVED
 
 from synk_core import Runtime, StartError, WorkerFailed
+from synk_core._graph.devices.assignment import choose
 from synk_core.exceptions import InputValueError
 from synk_testing.engine import IS_THEANO, T, as_op, engine
 
@@ -405,6 +406,16 @@ class FakeNvml:
 
     def cuDeviceGetCount(self, _place):
         return 0 if self._initialized else 3
+
+
+@on_stand_ins
+def test_gpus_that_nobody_asked_for_are_announced(monkeypatch):
+    monkeypatch.setenv(STAND_INS, "2")
+    for use_gpu, in_environment, said in ((None, "", 1), (True, "", 0), (None, "1", 0)):
+        monkeypatch.setenv("SYNKHRONOS_USE_GPU", in_environment)
+        found = choose(None, use_gpu, 0, None)
+        assert found.devices == ("cuda0", "cuda1")
+        assert sum("fork(use_gpu=False)" in line for line in found.lines) == said
 
 
 def test_gpus_are_counted_and_hidden_without_cuda(monkeypatch):

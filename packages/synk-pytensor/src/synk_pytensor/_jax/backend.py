@@ -30,6 +30,7 @@ from . import arrays, sums
 from .arrays import is_array, learn_types, real, stand_ins, to_host
 
 __all__ = [
+    "NOTICE",
     "OWNS_VARIABLES",
     "concatenated",
     "count",
@@ -54,6 +55,11 @@ __all__ = [
 
 if TYPE_CHECKING:
     from .device import JaxDevice
+
+NOTICE = (
+    "JAX translates functions for the GPUs; mode='NUMBA' of a function, or fork(use_gpu=False), "
+    "keeps CPU cores"
+)
 
 OWNS_VARIABLES = False
 """Whether variables of the device have no values in host memory."""

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .device import GpuArrayDevice
 
 __all__ = [
+    "NOTICE",
     "OWNS_VARIABLES",
     "concatenated",
     "count",
@@ -55,6 +56,9 @@ __all__ = [
     "why_unusable",
 ]
 
+
+NOTICE = ""
+"""What `fork()` says if it finds GPUs and nobody has asked for them."""
 
 OWNS_VARIABLES = True
 """Whether variables of the device have no values in host memory."""

@@ -119,7 +119,8 @@ def _gpus_to_use(
     if problem and use_gpu:
         raise StartError(f"use_gpu=True: {problem}{cure}")
     if count and not problem:
-        return count, ()
+        notice = DEVICES.NOTICE if use_gpu is None else ""
+        return count, (f"Synkhronos: {notice}",) if notice else ()
     held = device_in_use()
     if held is not None and DEVICES.OWNS_VARIABLES:
         raise StartError(
