@@ -24,6 +24,7 @@ if not IS_THEANO:
 
     from synk_core._graph.transfer.flat import flatten, rebuild
     from synk_core.engine import build
+    from synk_pytensor._jax import backend
     from synk_pytensor._jax.translation import traceable
 
 n, i = T.lscalar("n"), T.lvector("i")
@@ -121,6 +122,12 @@ def translated(inputs, outputs, **options):
 def plain(inputs, outputs, **options):
     mode = Mode(linker="py", optimizer="fast_compile")
     return engine.function(inputs, outputs, mode=mode, on_unused_input="ignore", **options)
+
+
+@pytest.fixture(autouse=True)
+def on_the_processor(monkeypatch):
+    """Other tests of this process may have taken a device."""
+    monkeypatch.setattr(backend, "_taken", [])
 
 
 @pytest.fixture

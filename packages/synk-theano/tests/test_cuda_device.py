@@ -14,8 +14,9 @@ import pytest
 
 import synk_comm
 from synk_comm import cuda
-from synk_theano._gpu import arrays, copies, device
-from synk_theano._gpu.copies import LARGEST_LOCK, Download, Upload
+from synk_core._graph.devices.pages import LARGEST_LOCK
+from synk_theano._gpu import arrays, device
+from synk_theano._gpu.copies import Download, Upload
 
 CONTEXT = object()
 
@@ -133,7 +134,7 @@ def test_pages_are_locked_once_and_for_as_long_as_the_array_lives(made):
 
 def test_unlocked_arrays_are_copied_the_other_way(made, monkeypatch):
     driver, pages = made[1], made[0]._pages
-    monkeypatch.setattr(copies, "LARGEST_LOCK", 100_000)
+    monkeypatch.setattr("synk_core._graph.devices.pages.LARGEST_LOCK", 100_000)
     large, small = np.zeros(100_000), np.zeros(12_000)
     pages.lock(large[:100])
     driver.refuses = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ._graph.devices.pages import LockedPages, address_of
 from ._graph.fast_call import bare, needs_no_wrapper
 from ._graph.flat_updates import whole_of, wholes_among
 from ._graph.transfer.flat import FlatFunction, FlatInput, flatten, is_flat_able, rebuild
@@ -19,6 +20,8 @@ __all__ = [
     "SHIELD",
     "FlatFunction",
     "FlatInput",
+    "LockedPages",
+    "address_of",
     "bare",
     "concatenated",
     "empty_like",

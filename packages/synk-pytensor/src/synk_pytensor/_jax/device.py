@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
-import os
-import weakref
 from contextlib import nullcontext
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -13,6 +10,7 @@ import numpy as np
 
 import synk_comm
 from synk_comm import cuda
+from synk_core.adapting import LockedPages
 from synk_core.device import Device, Place
 
 from . import stand_in
@@ -20,12 +18,6 @@ from .arrays import is_array, real, stand_ins, to_device, to_host, with_function
 from .machine import fitted
 from .pending import CURRENT, Pending
 from .reductions import REDUCIBLE, JaxCommunicator, NcclGroup
-
-SMALLEST_LOCK = 1 << 16
-"""Bytes from which locked pages make a copy quicker."""
-
-LARGEST_LOCK = 1 << 30
-"""Bytes of an array at most whose pages are locked: they cannot be moved or swapped out."""
 
 
 class JaxDevice(Device):
@@ -56,7 +48,7 @@ class JaxDevice(Device):
         self._comm: Optional[JaxCommunicator] = None
         self._pending = Pending(self.bring)
         self._read: List[Any] = []  # arrays that are being copied from host memory
-        self._pages = None if stand_ins() else _LockedPages(number)
+        self._pages = None if stand_ins() else LockedPages(cuda.Driver(), number)
         self.uploads = Uploads(self.bring)
 
     def connect(self, comm: synk_comm.Communicator) -> Any:
@@ -112,20 +104,12 @@ class JaxDevice(Device):
     # ---- copies ----------------------------------------------------------------------------
 
     def lock(self, array: np.ndarray) -> bool:
-        if self._pages is None or array.nbytes < SMALLEST_LOCK:
-            return True
-        return self._pages.lock(array)
+        return self._pages is None or self._pages.lock(array)
 
     def buffer(self, shape: Tuple[int, ...], dtype: Any) -> np.ndarray:
-        """Return an array in host memory with locked pages, unless it is small."""
-        size = int(np.prod(shape, dtype=np.int64))
-        nbytes = size * np.dtype(dtype).itemsize
-        if self._pages is None or nbytes < SMALLEST_LOCK:
+        if self._pages is None:
             return np.empty(shape, dtype)
-        # Pages of its own, so that no other array's are locked, too.
-        array = np.frombuffer(mmap.mmap(-1, nbytes), dtype, size)
-        self._pages.lock(array)
-        return array.reshape(shape)
+        return self._pages.buffer(shape, dtype)
 
     def bring(self, array: Any) -> Any:
         value = to_device(array, self._place)
@@ -187,42 +171,3 @@ class Uploads:
     def forget(self, function_id: int) -> None:
         for place in [place for place in self._started if place[0] == function_id]:
             del self._started[place]
-
-
-class _LockedPages:
-    """Pages of host memory that are locked for copies, as long as their arrays exist."""
-
-    def __init__(self, device: int) -> None:
-        self._driver, self._device = cuda.Driver(), device
-        self._spans: Dict[int, int] = {}  # begin -> end; of refused ones, too
-        self._owner = os.getpid()
-
-    def lock(self, array: np.ndarray) -> bool:
-        """Lock the pages of the array of which this is a view; False if it is too large."""
-        while isinstance(array.base, np.ndarray):
-            array = array.base
-        begin, end = array.ctypes.data, array.ctypes.data + array.nbytes
-        spans = tuple(self._spans.items())  # a finalizer may change the dict at any time
-        if any(start <= begin and end <= stop for start, stop in spans):
-            return True
-        if array.nbytes > LARGEST_LOCK:
-            return False
-        self._spans[begin] = end
-        try:
-            with self._driver.entered(self._device):
-                self._driver.lock_pages(begin, end - begin)
-            release = self._unlock
-        except cuda.CudaError:  # a limit of the container: slower copies
-            release = self._forget
-        weakref.finalize(array, release, begin).atexit = False
-        return True
-
-    def _forget(self, begin: int) -> None:
-        self._spans.pop(begin, None)
-
-    def _unlock(self, begin: int) -> None:
-        # Whoever gave the array to `bring` has waited for its copy.
-        self._forget(begin)
-        if os.getpid() == self._owner:
-            with self._driver.entered(self._device):
-                self._driver.unlock_pages(begin)

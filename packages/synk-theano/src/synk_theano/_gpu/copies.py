@@ -5,35 +5,23 @@ Until a copy is done, its source must not change, and its target has no meaning.
 
 from __future__ import annotations
 
-import logging
-import os
-import weakref
 from dataclasses import dataclass
-from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 from synk_comm import cuda
-from synk_core.adapting import is_on_default_device
+from synk_core.adapting import LockedPages, address_of, is_on_default_device
 from synk_core.device import Place
 
 from . import arrays
-
-_logger = logging.getLogger(__name__)
-
-SMALLEST_LOCK = 1 << 16
-"""Bytes below which locking pages takes longer than it saves."""
-
-LARGEST_LOCK = 1 << 30
-"""Bytes above which rows go through a buffer: to lock a gigabyte takes a third of a second, and
-locked pages cannot be swapped out."""
 
 DOWNLOAD_BYTES = 1 << 17
 """Bytes of room for the results of one order that are copied as soon as they are ready."""
 
 
-class LockedPages:
-    """Host memory with locked pages, and the copies from it on a device's stream.
+class StreamPages(LockedPages):
+    """Locked pages, and the copies from them on a device's stream.
 
     Attributes:
         uploads: events of copies on another stream, which locked memory has to outlive, too.
@@ -42,55 +30,11 @@ class LockedPages:
     """
 
     def __init__(self, driver: cuda.Driver, device: int, stream: int) -> None:
-        self.driver = driver
-        self.device = device
+        super().__init__(driver, device)
         self.stream = stream
-        self._spans: Dict[int, int] = {}  # begin -> end
-        self._refused: Dict[int, int] = {}
         self.event = 0
         self.under_way = False
         self.uploads: List[int] = []
-        self._owner = os.getpid()
-
-    def lock(self, array: np.ndarray) -> None:
-        """Lock the pages of an array, or of the array that it is a view of, while that exists.
-
-        Whole arrays never overlap. A refusal is only logged.
-        """
-        array = owner_of(array)
-        begin = address_of(array)
-        end = begin + array.nbytes
-        too_many = array.nbytes > LARGEST_LOCK
-        if too_many or self._holds(begin, end) or self._refused.get(begin) == end:
-            return
-        try:
-            with self.entered():
-                self.driver.lock_pages(begin, end - begin)
-        except cuda.CudaError as error:
-            # A limit of the container, or pages locked for another array: slower copies.
-            self._refused[begin] = end
-            _logger.debug("pages of %d bytes are not locked: %s", array.nbytes, error)
-            return
-        self._spans[begin] = end
-        weakref.finalize(array, self._unlock, begin).atexit = False
-
-    def _unlock(self, begin: int) -> None:
-        if os.getpid() == self._owner and self._spans.pop(begin, None) is not None:
-            self._refused.clear()  # these pages may have been the reason
-            self.settle()
-            for event in self.uploads:
-                self.await_event(event)
-            with self.entered():
-                self.driver.unlock_pages(begin)
-
-    def _holds(self, begin: int, end: int) -> bool:
-        spans = tuple(self._spans.items())  # a finalizer may change the dict at any time
-        return any(start <= begin and end <= stop for start, stop in spans)
-
-    def covers(self, array: np.ndarray) -> bool:
-        """Return whether an array's pages are locked."""
-        begin = address_of(array)
-        return self._holds(begin, begin + array.nbytes)
 
     def copy(self, array: np.ndarray, pointer: int) -> bool:
         """Enqueue a copy to the device; False if the array's pages are not locked."""
@@ -106,30 +50,21 @@ class LockedPages:
         return True
 
     def settle(self) -> None:
-        """Wait for the copies."""
+        """Wait for the copies on the stream."""
         if self.under_way:
             self.await_event(self.event)
             self.under_way = False
+
+    def await_copies(self) -> None:
+        """Wait for all, also for those on another stream."""
+        self.settle()
+        for event in self.uploads:
+            self.await_event(event)
 
     def await_event(self, event: int) -> None:
         """Wait for an event that depends on no other rank."""
         with self.entered():
             cuda.wait_until(lambda: self.driver.has_happened(event))
-
-    def entered(self) -> ContextManager[None]:
-        """Return a block for whose duration the device is this thread's current one."""
-        return self.driver.entered(self.device)
-
-
-def owner_of(array: np.ndarray) -> np.ndarray:
-    """Return the array of whose memory this one is a view, or the array itself."""
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return array
-
-
-def address_of(array: np.ndarray) -> int:
-    return int(array.__array_interface__["data"][0])
 
 
 class Download(NamedTuple):
@@ -146,7 +81,7 @@ class Downloads:
     parameters, and the device would wait for the next order meanwhile.
     """
 
-    def __init__(self, pages: LockedPages, room: np.ndarray) -> None:
+    def __init__(self, pages: StreamPages, room: np.ndarray) -> None:
         self._pages = pages
         self._room = room
         self._used = 0
@@ -219,7 +154,7 @@ class Uploads:
     """
 
     def __init__(
-        self, pages: LockedPages, context: Any, await_events: Callable[[Sequence[int]], None]
+        self, pages: StreamPages, context: Any, await_events: Callable[[Sequence[int]], None]
     ) -> None:
         self._driver = driver = pages.driver
         self._pages = pages

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import mmap
 from functools import cached_property
 from typing import Any, List, Optional, Sequence, Tuple
 
@@ -18,14 +17,11 @@ from . import arrays
 from .captured import CapturedFunction
 from .copies import (
     DOWNLOAD_BYTES,
-    LARGEST_LOCK,
-    SMALLEST_LOCK,
     Download,
     Downloads,
-    LockedPages,
+    StreamPages,
     Upload,
     Uploads,
-    owner_of,
 )
 from .ends import with_device_ends
 from .graphs import CudaGraphs
@@ -89,7 +85,7 @@ class CudaDevice(GpuArrayDevice):
         self._marker = 0  # an event
         self._driver = driver = cuda.Driver()
         ordinal = arrays.ordinal_of(driver, name, context)
-        self._pages = LockedPages(driver, ordinal, arrays.stream(context))
+        self._pages = StreamPages(driver, ordinal, arrays.stream(context))
         self.uploads = Uploads(self._pages, context, self._await)
 
     @cached_property
@@ -174,22 +170,10 @@ class CudaDevice(GpuArrayDevice):
     # ---- copies ----------------------------------------------------------------------------
 
     def lock(self, array: np.ndarray) -> bool:
-        if owner_of(array).nbytes > LARGEST_LOCK:
-            return False
-        if array.nbytes >= SMALLEST_LOCK:
-            self._pages.lock(array)
-        return True
+        return self._pages.lock(array)
 
     def buffer(self, shape: Tuple[int, ...], dtype: Any) -> np.ndarray:
-        """Return an array in host memory with locked pages, unless it is small."""
-        size = int(np.prod(shape, dtype=np.int64))
-        nbytes = size * np.dtype(dtype).itemsize
-        if nbytes < SMALLEST_LOCK:
-            return np.empty(shape, dtype)
-        # Pages of its own, so that no other array's are locked, too.
-        array = np.frombuffer(mmap.mmap(-1, nbytes), dtype, size)
-        self._pages.lock(array)
-        return array.reshape(shape)
+        return self._pages.buffer(shape, dtype)
 
     def bring(self, array: Any) -> Any:
         return self.uploads.take(array) if isinstance(array, Upload) else super().bring(array)
