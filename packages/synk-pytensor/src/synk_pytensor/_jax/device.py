@@ -56,8 +56,8 @@ class JaxDevice(Device):
         self._comm: Optional[JaxCommunicator] = None
         self._pending = Pending(self.bring)
         self._read: List[Any] = []  # arrays that are being copied from host memory
-        self._pages = None if stand_ins() else _LockedPages(number)
-        self.uploads = Uploads(self.bring)
+        self._pages = None if stand_ins() else _PagesForCopies(number)
+        self.uploads = JaxUploads(self.bring)
 
     def connect(self, comm: synk_comm.Communicator) -> Any:
         if not self._nccl or comm.size == 1:
@@ -170,7 +170,7 @@ def _fetched(result: Any) -> Any:
     return to_host(result)
 
 
-class Uploads:
+class JaxUploads:
     """Copies of later inputs while the device computes; `bring` starts them."""
 
     def __init__(self, bring: Any) -> None:
@@ -189,7 +189,7 @@ class Uploads:
             del self._started[place]
 
 
-class _LockedPages:
+class _PagesForCopies:
     """Pages of host memory that are locked for copies, as long as their arrays exist."""
 
     def __init__(self, device: int) -> None:
