@@ -483,7 +483,7 @@ def test_nccl_gets_xlas_buffers_and_a_failed_launch_ends_the_group():
 def test_values_of_an_undone_order_are_not_computed():
     notes = pending.Pending(jax.device_put)
     place = [np.ones(2)]
-    step = pending.Step(("function", pending.new_key(notes)), lambda a: [a + 1, a * 2])
+    step = pending.Note(("function", pending.new_key(notes)), lambda a: [a + 1, a * 2])
     likes = [jax.ShapeDtypeStruct((2,), "float64")] * 2
     first = notes.add(step, [jax.numpy.ones(2)], likes)
     notes.put(place, first[0])

@@ -49,7 +49,7 @@ class JaxDevice(Device):
         self._pending = Pending(self.bring)
         self._read: List[Any] = []  # arrays that are being copied from host memory
         self._pages = None if stand_ins() else LockedPages(cuda.Driver(), number)
-        self.uploads = Uploads(self.bring)
+        self.uploads = JaxUploads(self.bring)
 
     def connect(self, comm: synk_comm.Communicator) -> Any:
         if not self._nccl or comm.size == 1:
@@ -154,7 +154,7 @@ def _fetched(result: Any) -> Any:
     return to_host(result)
 
 
-class Uploads:
+class JaxUploads:
     """Copies of later inputs while the device computes; `bring` starts them."""
 
     def __init__(self, bring: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tu
 import numpy as np
 
 from .arrays import ARRAYS, is_array, to_host, with_function
-from .pending import CURRENT, Pending, Step, new_key
+from .pending import CURRENT, Note, Pending, new_key
 from .translation import Translation
 
 
@@ -41,7 +41,7 @@ class JaxMachine:
         ]
         self._alone = alone
         self._key = new_key(self)
-        self._known: Dict[Any, _Form] = {}
+        self._known: Dict[Any, _TracedForm] = {}
 
     def __call__(self) -> List[Any]:
         results = self.bare(len(self._outputs))()
@@ -87,15 +87,15 @@ class JaxMachine:
             translation.require(dict(zip(form.checks, passed)))
         return [states.get(i, value) for i, value in enumerate(results)] if states else results
 
-    def _form(self, lengths: Any, values: Sequence[Any], placed: Sequence[Any]) -> _Form:
+    def _form(self, lengths: Any, values: Sequence[Any], placed: Sequence[Any]) -> _TracedForm:
         """Return the function as a step, for arguments of these forms."""
         key = lengths, tuple([(value.shape, value.dtype) for value in placed])
         form = self._known.get(key)
         if form is None:
             lengths, (outputs, passed) = self.translation.traced(values)
             run = partial(_flat, self.translation, lengths)
-            step = Step(("function", self._key, lengths), run)
-            form = _Form(step, [*outputs, *passed.values()], tuple(passed))
+            step = Note(("function", self._key, lengths), run)
+            form = _TracedForm(step, [*outputs, *passed.values()], tuple(passed))
             self._known[lengths, key[1]] = form
         return form
 
@@ -103,7 +103,7 @@ class JaxMachine:
         """Do nothing: programs are compiled for the shapes of their arguments."""
 
 
-class _Form(NamedTuple):
+class _TracedForm(NamedTuple):
     """A function for arguments of some shapes, and lengths.
 
     Attributes:
@@ -111,7 +111,7 @@ class _Form(NamedTuple):
         checks: the numbers of the checks.
     """
 
-    step: Step
+    step: Note
     likes: Sequence[Any]
     checks: Tuple[int, ...]
 

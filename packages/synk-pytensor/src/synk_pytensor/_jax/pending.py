@@ -38,13 +38,13 @@ MOST_PROGRAMS = 256
 _keys = itertools.count(1)
 
 
-class Step(NamedTuple):
+class Note(NamedTuple):
     """A function or collective as a part of programs.
 
     Attributes:
         key: equal for steps that compute the same; second is the `new_key` of a holder, or None.
         run: traceable; takes arrays, and returns a list of them. None of a collective: see
-            `Group.joined`.
+            `ProgramGroup.joined`.
         weight: of this rank in a collective.
     """
 
@@ -66,7 +66,7 @@ def _forget(key: int) -> None:
         pending.gone.append(key)
 
 
-Wired = Tuple[Step, Tuple[Any, ...]]
+Wired = Tuple[Note, Tuple[Any, ...]]
 """A step of a program, and from where its arguments come: the number of a leaf, or a result."""
 
 
@@ -129,7 +129,7 @@ class Pending:
 
     Attributes:
         bring: puts an array of the host on the device.
-        group: the `Group` that launches programs with collectives; None on a rank alone.
+        group: the `ProgramGroup` that launches programs with collectives; None on a rank alone.
         apart: as of `Device`.
         at_once: whether each step is a program of its own.
         gone: keys of steps whose holders are gone.
@@ -152,7 +152,7 @@ class Pending:
         self._numbers: Dict[float, Any] = {}
         _all.add(self)
 
-    def add(self, step: Step, arguments: Sequence[Any], likes: Sequence[Any]) -> List[Any]:
+    def add(self, step: Note, arguments: Sequence[Any], likes: Sequence[Any]) -> List[Any]:
         """Note a step; return its results, of the forms of `likes`."""
         wires, notes, leaves, leaf_of = [], self._notes, self._leaves, self._leaf_of
         for argument in arguments:

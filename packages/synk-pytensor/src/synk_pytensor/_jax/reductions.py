@@ -22,7 +22,7 @@ from jax.experimental.buffer_callback import buffer_callback
 import synk_comm
 
 from .arrays import is_array, to_host
-from .pending import SHARE, Pending, Step
+from .pending import SHARE, Note, Pending
 
 REDUCIBLE = frozenset(
     (
@@ -79,7 +79,7 @@ class JaxCommunicator:
 
     def _noted(self, likes: Sequence[Any], op: str, own: float) -> List[Any]:
         forms = tuple([(value.dtype.name, tuple(value.shape)) for value in likes])
-        step = Step(("reduce", None, op, own != 0.0, forms), weight=own)
+        step = Note(("reduce", None, op, own != 0.0, forms), weight=own)
         return self._pending.add(step, [SHARE, SHARE, *likes], likes)
 
     def reduce(
@@ -168,7 +168,7 @@ def _on_host(x: Any) -> Any:
     return [to_host(value) for value in x] if isinstance(x, (list, tuple)) else to_host(x)
 
 
-class Group:
+class ProgramGroup:
     """The ranks' agreement on the collectives of a program, and its launch.
 
     Attributes:
@@ -187,7 +187,7 @@ class Group:
         """Return what reduces buffers of these forms, for XLA to call."""
         raise NotImplementedError
 
-    def agree(self, steps: Sequence[Step]) -> List[Tuple[float, float]]:
+    def agree(self, steps: Sequence[Note]) -> List[Tuple[float, float]]:
         """Compare reductions on all ranks; return (factor, divisor) of each.
 
         Raises:
@@ -246,7 +246,7 @@ def _described(calls: Sequence[Any]) -> str:
     return "; ".join(texts)
 
 
-class NcclGroup(Group):
+class NcclGroup(ProgramGroup):
     """The same with NCCL on XLA's stream."""
 
     def __init__(self, comm: Any) -> None:

@@ -13,10 +13,10 @@ from typing import Any, Callable, List, Optional, Sequence
 import jax
 import numpy as np
 
-from .reductions import Group
+from .reductions import ProgramGroup
 
 
-class HostGroup(Group):
+class HostGroup(ProgramGroup):
     """Reduces in host memory, in the thread that performs the order: the ranks' communicator is
     that thread's, and it waits for others as always."""
 
