@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import gc
 import signal
 import sys
 import time
@@ -308,11 +309,20 @@ def test_ctrl_c_in_a_comparison_of_keys_comes_once_after_it(pair, number):
     await_no_other(pair)
 
 
-@pytest.mark.parametrize("kind", ["__del__", "array"])
+@pytest.mark.parametrize("kind", ["__del__", "array", "collector"])
 def test_ctrl_c_in_a_finalizer_comes_once_after_it(pair, kind, monkeypatch):
-    """Python only prints what a finalizer raises."""
+    """Python only prints what a finalizer raises, or what the garbage collector calls."""
     if kind == "__del__":
         kept = Gone()
+    elif kind == "collector":
+
+        def collecting(phase, _about, struck=[]):  # noqa: B006 - once
+            if not struck:
+                struck.append(phase)
+                strike()
+
+        kept = None
+        gc.callbacks.append(collecting)
     else:
         kept = synk_shm.ones(3)
         remove = segment.posix.remove
@@ -323,9 +333,12 @@ def test_ctrl_c_in_a_finalizer_comes_once_after_it(pair, kind, monkeypatch):
             return remove(*args)
 
         monkeypatch.setattr(segment.posix, "remove", struck_then)
+    before = [*gc.callbacks]
     with pytest.raises(KeyboardInterrupt):
         del kept
+        gc.collect()
         await_interrupt()
+    gc.callbacks[:] = before[:-1] if kind == "collector" else before
     await_no_other(pair)
 
 

@@ -24,6 +24,7 @@ from synk_core import Runtime
 from synk_core._shield import SHIELD
 from synk_core._wire.channel import ChannelClosed
 from synk_core._wire.flight import Phase
+from synk_core._workers import interrupts
 from synk_core._workers.interrupts import SIGNAL, obey, whole
 from synk_core.engine import FLAGS, Apply, Op
 from synk_core.exceptions import (
@@ -345,8 +346,9 @@ def test_nothing_interrupts_a_worker_within_the_shield(number):
         signal.signal(number, usual)
 
 
-def test_nothing_interrupts_the_master_within_the_shield(pair):
+def test_nothing_interrupts_the_master_within_the_shield(pair, monkeypatch):
     done = []
+    monkeypatch.setattr(interrupts, "GRACE_S", 20)  # a busy machine wakes a worker late
 
     def careful(values):
         with SHIELD:
@@ -361,7 +363,7 @@ def test_nothing_interrupts_the_master_within_the_shield(pair):
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         f(np.ones(2))
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 25
     assert done == [1]
     assert f(np.zeros(2)).tolist() == [0, 0]
 

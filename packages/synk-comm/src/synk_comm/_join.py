@@ -189,7 +189,7 @@ def connect(
         ValueError: an unknown back-end.
         JoinError: there is no ticket, but another variable SYNK_COMM_* of a rank; the group was
             made for another back-end, or the back-end cannot work here.
-        All errors of ``join``.
+        CommTimeout, PeerLost: as from ``join``.
     """
     if "SYNK_COMM_TICKET" in os.environ:
         return _enter(os.environ["SYNK_COMM_TICKET"], timeout_s, watch, backend)

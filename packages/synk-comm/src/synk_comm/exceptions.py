@@ -12,6 +12,7 @@ __all__ = [
     "ClosedError",
     "CommError",
     "CommTimeout",
+    "EndOfGroup",
     "JoinError",
     "MismatchError",
     "MisuseError",

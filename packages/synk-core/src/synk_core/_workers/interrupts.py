@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found] # signal.getsignal() takes 3 us of each call
 import _thread
+import gc
 import os
 import signal
 import threading
@@ -383,7 +384,7 @@ def _waits(number: int, frame: Any) -> bool:
     """Return whether the master's signal came at a wrong moment; if so, send it again."""
     if SHIELD.holds(number):
         return True
-    if not _is_undivided(frame, _COMM):
+    if not (_is_undivided(frame, _COMM) or _is_lost_at(frame)):
         return False
 
     def send_again(thread: int) -> None:
@@ -396,9 +397,14 @@ def _waits(number: int, frame: Any) -> bool:
 
 
 def _is_lost_at(frame: Any) -> bool:
-    """Return whether an exception would be lost: in a finalizer, or when keys are compared."""
+    """Return whether an exception would be lost: in a finalizer, in what the garbage collector
+    calls (JAX has such functions), or when keys are compared."""
+    called = [getattr(one, "__code__", None) for one in gc.callbacks]
     while frame is not None:
-        if frame.f_code.co_name in _LOSING or frame.f_globals.get("__name__") in _OF_WEAK_REFS:
+        code = frame.f_code
+        if code.co_name in _LOSING or frame.f_globals.get("__name__") in _OF_WEAK_REFS:
+            return True
+        if code in called:
             return True
         frame = frame.f_back
     return False
