@@ -420,6 +420,7 @@ def test_gpus_that_nobody_asked_for_are_announced(monkeypatch):
 
 def test_gpus_are_counted_and_hidden_without_cuda(monkeypatch):
     monkeypatch.delenv(STAND_INS, raising=False)
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
     monkeypatch.setattr(ctypes, "CDLL", lambda _name: FakeNvml(4, False))
     for visible, count in (
         (None, 4),
