@@ -113,7 +113,7 @@ def test_convolutions_equal_loops(geometry):
 
 def test_a_convolution_equals_that_of_scipy_in_chunks_of_rows(monkeypatch):
     signal = pytest.importorskip("scipy.signal")
-    monkeypatch.setattr("synkhronos.extensions.nn._arrays.CHUNK", 2 * 4 * 9 * 5 * 4 * 8)
+    monkeypatch.setattr("synkhronos.extensions.nn._arrays.CHUNK", 2 * 4 * 9 * 7 * 6 * 8)
     x, w = T.dtensor4(), T.dtensor4()
     values = RNG.normal(size=(5, 4, 7, 6)), RNG.normal(size=(3, 4, 3, 3))
     y = nn.conv2d(x, w)
@@ -218,7 +218,7 @@ def test_errors_name_the_argument():
         nn.pool2d(T.ltensor4(), 2)
     with pytest.raises(ValueError, match="got 4 channels, expected 2 for each of 1"):
         evaluate([nn.conv2d(x, w)], {x: X, w: W})
-    with pytest.raises(ValueError, match="smaller than windows"):
+    with pytest.raises(ValueError, match=r"a window of 8.* is larger than 7"):
         evaluate([nn.pool2d(x, 8)], {x: X})
 
 
@@ -267,7 +267,7 @@ def test_dropout():
     assert (other != later).any()
 
 
-@pytest.mark.parametrize("cell", ["tanh", "gru"])
+@pytest.mark.parametrize("cell", ["tanh", pytest.param("gru", marks=pytest.mark.nightly)])
 def test_recurrent_networks_equal_loops(cell):
     x, w, u, b = T.dtensor3("x"), T.dmatrix("w"), T.dmatrix("u"), T.dvector("b")
     k = 1 if cell == "tanh" else 3

@@ -27,19 +27,7 @@ except ImportError as error:
         "Lasagne: pip install 'synkhronos[lasagne]'"
     ) from error
 
-# layers, losses, parameters
-from ._layers import (
-    Parameters,
-    batch_norm,
-    cross_entropy,
-    dense,
-    dropout,
-    glorot,
-    he,
-    recurrent,
-)
-
-# functions of a batch of images
+from ._layers import Parameters, batch_norm, cross_entropy, dense, dropout, glorot, he, recurrent
 from ._ops import conv2d, pool2d
 
 __all__ = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Union
+from typing import Any, Callable
 
 import numpy as np
 import pytensor
@@ -11,8 +11,6 @@ import pytensor.tensor as T
 from pytensor.tensor.special import log_softmax
 
 from synkhronos.in_graph import all_reduce
-
-Initializer = Union[float, Callable[[np.random.Generator, "tuple[int, ...]"], Any]]
 
 
 def he(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
@@ -48,13 +46,6 @@ def _fans(shape: tuple[int, ...]) -> tuple[int, int]:
 class Parameters:
     """Shared variables of a network, by name.
 
-    ::
-
-        params = nn.Parameters(seed=1)
-        w = params("conv1.w", (64, 3, 7, 7))           # the same variable at each call
-        loss = nn.cross_entropy(network(params, x), y).mean()
-        train = make_train_function(loss, params.trainable, [x, y], updates.adam)
-
     A network that is built twice, for training and for validation, so has the same parameters.
 
     Args:
@@ -76,7 +67,7 @@ class Parameters:
         self,
         name: str,
         shape: int | tuple[int, ...],
-        init: Initializer = he,
+        init: float | Callable[[np.random.Generator, tuple[int, ...]], Any] = he,
         trainable: bool = True,
     ) -> Any:
         """Return the variable of this name; make it if there is none.

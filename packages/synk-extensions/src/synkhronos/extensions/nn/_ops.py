@@ -29,14 +29,14 @@ class ImageOp(JAXOp):  # type: ignore[misc] # PyTensor has no types
     JAX's linker calls `perform_jax` of any `JAXOp`: nothing imports JAX before, or registers here.
 
     Attributes:
-        geometry: the first argument of `compute`, tuples of integers.
-        compute: the function of NumPy arrays.
+        geometry: the first argument of `compute`, the function of NumPy arrays.
         reads, gives: letters of the inputs and the output: x, w and y are images, filters and
             outputs of a convolution; z, m and v are images, those whose maxima count, and values
             of windows of pooling. An input with the output's letter only has its shape.
     """
 
     __props__ = ("geometry",)
+    name = None  # but for that of the class
     ndim = 2  # axes of a window
     compute: ClassVar[Callable[..., Any]]
     reads: ClassVar[str]
@@ -45,32 +45,23 @@ class ImageOp(JAXOp):  # type: ignore[misc] # PyTensor has no types
     def __init__(self, *geometry: Any) -> None:
         self.geometry = geometry
 
-    def __str__(self) -> str:
-        return f"{type(self).__name__}{self.geometry}"
-
-    __repr__ = __str__
-
     def make_node(self, *inputs: Any) -> Any:
-        """Apply it to tensors of four axes, of one type of floats."""
         inputs = tuple(map(T.as_tensor_variable, inputs))
-        kinds = {(one.ndim, one.dtype) for one in inputs}
-        if len(kinds) > 1 or inputs[0].ndim != 4 or not inputs[0].dtype.startswith("float"):
+        dtype = inputs[0].dtype
+        if {(one.ndim, one.dtype) for one in inputs} != {(4, dtype)} or dtype[:5] != "float":
             got = ", ".join(str(one.type) for one in inputs)
             raise TypeError(f"{self}: got {got}; expected 4 axes, and floats of one type")
         shape = self.shape_of(*(one.type.shape for one in inputs))
-        return Apply(self, list(inputs), [T.tensor(dtype=inputs[0].dtype, shape=tuple(shape))])
+        return Apply(self, list(inputs), [T.tensor(dtype=dtype, shape=tuple(shape))])
 
     def shape_of(self, *shapes: Any) -> Any:
-        """Return the output's shape, of those of the inputs, whose lengths may be expressions, or
-        None if unknown."""
+        """Return the output's shape; lengths may be expressions, or None if unknown."""
         return shapes[-1]
 
     def infer_shape(self, _node: Any, shapes: Any) -> list[Any]:
-        """Return the output's shape."""
         return [self.shape_of(*shapes)]
 
     def perform(self, _node: Any, inputs: Sequence[Any], outputs: Any) -> None:
-        """Compute by NumPy."""
         outputs[0][0] = type(self).compute(self.geometry, *inputs)
 
     def connection_pattern(self, _node: Any) -> list[list[bool]]:
@@ -78,15 +69,12 @@ class ImageOp(JAXOp):  # type: ignore[misc] # PyTensor has no types
         return [[name in _GIVING and name != self.gives] for name in self.reads]
 
     def pullback(self, inputs: Any, _outputs: Any, gradients: Any) -> list[Any]:
-        """Return the gradients, which the other operations compute."""
         known = {"m": inputs[0], **dict(zip(self.reads, inputs)), self.gives: gradients[0]}
-        results = []
-        for name, (is_connected,) in zip(self.reads, self.connection_pattern(None)):
+        results = [DisconnectedType()() for _ in inputs]
+        for i, (is_connected,) in enumerate(self.connection_pattern(None)):
             if is_connected:
-                kind = _GIVING[name]
-                results.append(kind(*self.geometry)(*(known[one] for one in kind.reads)))
-            else:
-                results.append(DisconnectedType()())
+                kind = _GIVING[self.reads[i]]
+                results[i] = kind(*self.geometry)(*(known[one] for one in kind.reads))
         return results
 
 
@@ -96,15 +84,12 @@ class Conv2d(ImageOp):
     compute, reads, gives = _arrays.convolve, "xw", "y"
 
     def shape_of(self, x: Any, w: Any) -> Any:
-        """Return (rows, filters, windows, windows)."""
-        step, padding, dilation, groups = self.geometry
+        *ways, groups = self.geometry
         if isinstance(x[1], int) and isinstance(w[1], int) and x[1] != w[1] * groups:
             raise ValueError(f"conv2d: got {x[1]} channels, expected {w[1]} x {groups} group(s)")
-        pairs = zip(x[2:], w[2:], step, padding, dilation)
-        return x[0], w[0], *(_count(*pair) for pair in pairs)
+        return x[0], w[0], *map(_arrays.number_of_windows, x[2:], w[2:], *ways)
 
     def perform_jax(self, x: Any, w: Any) -> Any:
-        """Compute by JAX."""
         from jax import lax  # slow to import, and optional
 
         step, padding, dilation, groups = self.geometry
@@ -112,7 +97,7 @@ class Conv2d(ImageOp):
             x,
             w,
             step,
-            [_arrays.margins(*axis) for axis in zip(w.shape[2:], dilation, padding)],
+            list(map(_arrays.margins, w.shape[2:], dilation, padding)),
             rhs_dilation=dilation,
             dimension_numbers=("NCHW", "OIHW", "NCHW"),
             feature_group_count=groups,
@@ -125,7 +110,6 @@ class Conv2dImages(ImageOp):
     compute, reads, gives = _arrays.to_images, "wyx", "x"
 
     def perform_jax(self, w: Any, y: Any, x: Any) -> Any:
-        """Compute by JAX."""
         return _transposed(lambda one: Conv2d(*self.geometry).perform_jax(one, w), x, y)
 
 
@@ -135,7 +119,6 @@ class Conv2dFilters(ImageOp):
     compute, reads, gives = _arrays.to_filters, "xyw", "w"
 
     def perform_jax(self, x: Any, y: Any, w: Any) -> Any:
-        """Compute by JAX."""
         return _transposed(lambda one: Conv2d(*self.geometry).perform_jax(x, one), w, y)
 
 
@@ -146,17 +129,14 @@ class Pool2d(ImageOp):
     reads, gives = "z", "v"
 
     def shape_of(self, z: Any, *_: Any) -> Any:
-        """Return (rows, channels, windows, windows)."""
-        size, step, padding, _ = self.geometry
-        return *z[:2], *(_count(*axis) for axis in zip(z[2:], size, step, padding))
+        return *z[:2], *map(_arrays.number_of_windows, z[2:], *self.geometry[:3])
 
     def perform_jax(self, z: Any, *_: Any) -> Any:
-        """Compute by JAX."""
         from jax import lax
 
         size, step, padding, is_max = self.geometry
-        around = [_arrays.margins(*axis) for axis in zip(size, (1, 1), padding)]
-        how = (1, 1, *size), (1, 1, *step), [(0, 0), (0, 0), *around]
+        around = [(0, 0), (0, 0), *map(_arrays.margins, size, (1, 1), padding)]
+        how = (1, 1, *size), (1, 1, *step), around
         if is_max:
             return lax.reduce_window(z, -np.inf, lax.max, *how)
         return lax.reduce_window(z, 0.0, lax.add, *how) / (size[0] * size[1])
@@ -168,7 +148,6 @@ class Pool2dAlong(Pool2d):
     compute, reads = _arrays.pool_along, "zm"
 
     def perform_jax(self, z: Any, *m: Any) -> Any:
-        """Compute by JAX."""
         import jax
 
         return jax.jvp(super().perform_jax, m, (z,))[1]
@@ -180,7 +159,6 @@ class Pool2dBack(ImageOp):
     compute, reads, gives = _arrays.pool_back, "vm", "z"
 
     def perform_jax(self, v: Any, m: Any) -> Any:
-        """Compute by JAX."""
         return _transposed(Pool2d(*self.geometry).perform_jax, m, v)
 
 
@@ -197,8 +175,10 @@ def _transposed(function: Any, at: Any, gradient: Any) -> Any:
 
 @basic.register_funcify_default_op_cache_key(ImageOp)  # type: ignore[untyped-decorator]
 def _for_numba(op: Any, node: Any, **_: Any) -> Any:
-    """Let code of Numba call NumPy: code for windows of its own took as long to run, and seconds
-    to compile. Unlike a call of `perform`, it can be cached, and other processes load it."""
+    """Let code of Numba call NumPy: code of its own is no faster, and takes seconds to compile.
+
+    Unlike a call of `perform`, it can be cached, and other processes load it.
+    """
     result = basic.get_numba_type(node.outputs[0].type, layout="C")
     compute, geometry = type(op).compute, op.geometry
 
@@ -208,18 +188,6 @@ def _for_numba(op: Any, node: Any, **_: Any) -> Any:
         return out  # noqa: RET504 - Numba allows no return within the block
 
     return basic.numba_njit(called), 1
-
-
-def _count(length: Any, size: Any, step: int, padding: Any, dilation: int = 1) -> Any:
-    """Return the number of windows along an axis, None if it is unknown."""
-    if length is None or size is None:
-        return None
-    count = _arrays.number_of_windows(length, size, step, padding, dilation)
-    if isinstance(count, int) and count < 1:
-        raise ValueError(
-            f"a window of {size}, dilation {dilation}, is larger than {length} + padding"
-        )
-    return count
 
 
 def _pair(given: Any, name: str, least: int = 1) -> tuple[int, int]:
@@ -232,13 +200,11 @@ def _pair(given: Any, name: str, least: int = 1) -> tuple[int, int]:
 
 def _pairs(padding: Padding) -> tuple[tuple[int, int], ...]:
     """Return the padding before and after each axis; -1 for "same", which depends on the size."""
-    if isinstance(padding, str):
-        if padding not in ("same", "valid"):
-            raise ValueError(f"padding: got {padding!r}, expected 'same', 'valid', int or pairs")
+    if padding in ("same", "valid"):
         return ((-1, -1) if padding == "same" else (0, 0),) * 2
     each = (padding, padding) if isinstance(padding, int) else tuple(padding)
     if len(each) != 2:
-        raise ValueError(f"padding: got {padding!r}, expected an int, or one or two for each axis")
+        raise ValueError(f"padding: got {padding!r}, expected 'same', 'valid', int or pairs")
     return tuple(_pair(one, "padding", 0) for one in each)
 
 
