@@ -59,6 +59,7 @@ class CallInputs:
         self._index = None if self._rows.index is None else arrays.get(self._rows.index)
         self.scattered = [(arrays.get(item.array), item) for item in call.scattered]
         self.broadcast = [arrays.get(ref) for ref in call.broadcast]
+        # Whether `ndarray.take` needs no second buffer for its rows.
         self._takes = [
             array.flags.c_contiguous and array.flags.aligned and not item.axis
             for array, item in self.scattered
