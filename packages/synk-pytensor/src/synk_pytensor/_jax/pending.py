@@ -97,6 +97,7 @@ class _Program:
         self.keys = {step.key[1] for step, _ in steps}
         self._jitted = jax.jit(composed)
         self._compiled: Dict[Any, Any] = {}
+        self._group = group if any(step.run is None for step, _ in steps) else None
 
     def compiled(self, leaves: Sequence[Any]) -> Any:
         """Return the program for arguments of these forms; it is compiled now, before other ranks
@@ -104,7 +105,10 @@ class _Program:
         forms = tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
         found = self._compiled.get(forms)
         if found is None:
-            found = self._compiled[forms] = self._jitted.lower(*leaves).compile()
+            found = self._jitted.lower(*leaves).compile()
+            if self._group is not None:
+                found = self._group.unchecked(found)
+            self._compiled[forms] = found
         return found
 
 

@@ -222,6 +222,13 @@ class ProgramGroup:
         self.raised = error
         raise error
 
+    def unchecked(self, compiled: Any) -> Callable[..., List[Any]]:
+        """Return what runs a compiled program that calls Python on arguments of its forms. JAX
+        would check them each time, which takes longer than the launch."""
+        executable = getattr(compiled, "_executable", None)
+        run: Callable[..., List[Any]] = getattr(executable, "unsafe_call", compiled)
+        return run
+
     def awaiting(self) -> ContextManager[None]:
         """Return a block in which to wait for programs; it ends if a rank dies."""
         return nullcontext()
