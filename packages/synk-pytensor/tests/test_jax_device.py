@@ -67,7 +67,10 @@ def picky(values):
     return values
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
+@pytest.mark.parametrize(
+    "dtype",
+    ["float32", *(pytest.param(d, marks=pytest.mark.nightly) for d in ("float64", "int64"))],
+)
 def test_functions_compute_on_the_device_and_give_arrays_of_numpy(ranks, dtype):
     a = T.matrix("a", dtype=dtype)
     values = rows.astype(dtype) + (1 << 40 if dtype == "int64" else 0)
@@ -213,7 +216,13 @@ def test_a_step_is_one_program_and_exact(ranks, monkeypatch):
     assert len(ranks.orders._rank.device._pending._programs) == kept
 
 
-@pytest.mark.parametrize("where", ["a worker", "the master", "a worker's trace"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "a worker",
+        *(pytest.param(w, marks=pytest.mark.nightly) for w in ("the master", "a worker's trace")),
+    ],
+)
 def test_a_failure_on_one_rank_is_undone_on_all_without_copies(ranks, where):
     made, v = training(ranks), shared(np.zeros(2))
     rank = 0 if where == "the master" else 1
@@ -319,9 +328,8 @@ runtime.close()
 """
 
 
-@pytest.mark.parametrize(
-    "seed", [1, *(pytest.param(s, marks=pytest.mark.nightly) for s in (2, 3, 4))]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
 @on_stand_ins  # GPUs round otherwise in other programs
 def test_acts_computed_together_give_what_they_give_one_by_one(run_script, seed):
     """To the bit: programs of several acts, and cuts between them that differ by rank."""
@@ -334,7 +342,8 @@ def test_acts_computed_together_give_what_they_give_one_by_one(run_script, seed)
 
 KILLED = """
 from synk_core.exceptions import WorkerDied
-for victim in (1, size - 1):
+victims, interrupts = map(int, sys.argv[2:])
+for victim in range(1, victims + 1):
     before = float(step())
     pid = runtime.worker_pids[victim - 1]
     threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
@@ -349,7 +358,7 @@ for victim in (1, size - 1):
     every = runtime.delayed
     gradient, update, average = build()
     print(float(step()) < before)
-for _ in range(10):
+for _ in range(interrupts):
     threading.Timer(0.1 * np.random.rand(), signal.raise_signal, (signal.SIGINT,)).start()
     try:
         while True:
@@ -365,11 +374,14 @@ print("closed")
 """
 
 
-def test_kills_and_interrupts(run_script):
-    done = run_script(BEGIN + KILLED, SIZE)
+@pytest.mark.parametrize(
+    "victims, interrupts", [(1, 3), pytest.param(SIZE - 1, 10, marks=pytest.mark.nightly)]
+)
+def test_kills_and_interrupts(run_script, victims, interrupts):
+    done = run_script(BEGIN + KILLED, SIZE, victims, interrupts)
     assert done.status == 0, done.err
     lines = [line for line in done.out.splitlines() if not line.startswith("Synk")]
-    assert lines == ["died True (4,)", "True"] * 2 + ["closed"]
+    assert lines == ["died True (4,)", "True"] * victims + ["closed"]
 
 
 WITHOUT = """
@@ -387,6 +399,7 @@ print("jax" in sys.modules)
 """
 
 
+@pytest.mark.nightly  # tests without JAX installed see it, too
 def test_jax_is_neither_needed_nor_imported_on_processors(run_script):
     done = run_script(WITHOUT)
     assert (done.status, done.out.splitlines()[-2:]) == (0, ["3.0", "False"]), done.err

@@ -15,6 +15,7 @@ from synk_testing.engine import IS_THEANO, T, engine
 jax = pytest.importorskip("jax", reason="needs JAX")
 pytestmark = pytest.mark.skipif(IS_THEANO, reason="PyTensor only")
 if not IS_THEANO:
+    import pytensor.link.jax.dispatch  # noqa: F401 - it sets JAX's precision when it is imported
     from pytensor import scan
     from pytensor.compile.mode import Mode
     from pytensor.conditional.op import ifelse
@@ -24,7 +25,6 @@ if not IS_THEANO:
 
     from synk_core._graph.transfer.flat import flatten, rebuild
     from synk_core.engine import build
-    from synk_pytensor._jax.translation import traceable
 
 n, i = T.lscalar("n"), T.lvector("i")
 ROWS = np.random.default_rng(1).normal(size=(6, 4))
@@ -131,7 +131,23 @@ def setting():
     jax.config.update("jax_enable_x64", before)
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+DAILY = {
+    *("reshape by lengths", "sum of a mask", "first rows", "range of a shared variable"),
+    *("zeros by an input", "branches of other lengths", "gradient of a loop", "checked"),
+    *("large numbers", "comparisons of other dtypes"),
+    *("all_reduce", "check in a loop", "steps by a value", "x[x > 0]"),
+}
+"""One of a kind; the others are left to the night."""
+
+
+def by_name(cases):
+    """Give a test the names of cases."""
+    nightly = {name: [pytest.mark.nightly] * (name not in DAILY) for name in cases}
+    params = [pytest.param(name, marks=marks) for name, marks in nightly.items()]
+    return pytest.mark.parametrize("name", params)
+
+
+@by_name(GRAPHS)
 def test_a_graph_has_the_values_and_dtypes_of_numpys(name, setting):
     for dtype, has_64_bits in (("float32", True), ("float64", False)):
         setting(has_64_bits)
@@ -168,7 +184,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@by_name(REFUSED)
 def test_what_jax_cannot_compute_is_an_error_with_operation_line_and_cure(name):
     x, v, _, W, values = variables("float64")
     graph, operation = REFUSED[name]
@@ -202,7 +218,7 @@ def test_slices_are_those_of_python_and_compiled_for_each_length_only():
     start, stop = T.lscalar("start"), T.iscalar("stop")
     S = engine.shared(ROWS)
     f = translated([start, stop], [S[start:stop]])
-    translation, lengths = traceable(f), set()
+    translation, lengths = f.vm.translation, set()
     traces, inner = [], translation._function
     translation._function = lambda *values: (traces.append(1), inner(*values))[1]
     for a, b in product([-9, -6, -2, 0, 1, 5, 6, 9], [-7, -1, 0, 2, 4, 6, 8]):
@@ -216,7 +232,7 @@ def test_integers_that_are_no_lengths_are_not_compiled_for():
     f = translated([x, n], [x[n] * n])
     for number in range(5):
         np.testing.assert_allclose(f(ROWS, number)[0], ROWS[number] * number)
-    assert traceable(f).lengths([ROWS, np.int64(1)]) == ()
+    assert f.vm.translation.lengths([ROWS, np.int64(1)]) == ()
     shared = engine.shared(np.int64(2))
     g = translated([x], [x[:shared]], updates=[(shared, shared + 1)])
     assert [len(g(ROWS)[0]) for _ in range(3)] == [2, 3, 4]
@@ -254,6 +270,7 @@ def test_draws_follow_from_the_state_which_moves_on():
     np.testing.assert_array_equal(f(), numbers[:2])
 
 
+@pytest.mark.nightly
 def test_draws_in_loops_and_sizes_of_all_kinds():
     x, v, *_, values = variables("float64")
     rng, other = T.random.shared_rng(seed=3), T.random.shared_rng(seed=4)
@@ -284,6 +301,7 @@ def test_new_states_that_would_draw_the_same_are_refused():
 # ---- on ranks --------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_each_rank_draws_its_own_numbers_reproducibly(pair):
     x = T.vector("x")
 

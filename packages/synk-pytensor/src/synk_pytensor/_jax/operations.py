@@ -6,7 +6,7 @@ import operator
 import os
 from contextvars import ContextVar
 from functools import partial, singledispatch
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import jax
 import jax.numpy as jnp
@@ -25,9 +25,7 @@ import synk_core
 
 from .random import sampler
 from .rows import RowsFrom, SliceLength
-from .values import as_array, as_list, deciding, depends_on_integers, is_known, unpacked
-
-Function = Callable[..., Any]
+from .values import as_array, as_list, deciding, is_known, unpacked
 
 _LIBRARIES = tuple(
     os.path.dirname(str(module.__file__)) + os.sep for module in (os, pytensor, synk_core)
@@ -41,10 +39,9 @@ active: ContextVar[Any] = ContextVar("translation", default=None)
 class Unknown(Exception):
     """JAX lacks a value while it traces; it may be known if those of `needed` are."""
 
-    def __init__(self, text: str, needed: Sequence[Any], origin: str = "") -> None:
+    def __init__(self, text: str, needed: Sequence[Any] = ()) -> None:
         super().__init__(text)
-        self.needed = list(needed)
-        self.origin = origin
+        self.needed, self.origin = needed, ""
 
 
 def is_of_unknown(error: Exception) -> bool:
@@ -70,26 +67,16 @@ def origin(node: Any) -> str:
 
 
 @singledispatch
-def translated(op: Any, node: Any, **settings: Any) -> Function:
+def translated(op: Any, node: Any, **settings: Any) -> Any:
     """Return an operation as a function that JAX can trace."""
-    made: Function = jax_funcify(op, node=node, **settings)
-    return made
-
-
-def _registered(*types: Any) -> Callable[[Function], Function]:
-    def register(translate: Function) -> Function:
-        for op_type in types:
-            translated.register(op_type, lambda op, node, **more: translate(op, node, more))
-        return translate
-
-    return register
+    return jax_funcify(op, node=node, **settings)
 
 
 # ---- lengths ---------------------------------------------------------------------------------
 
 
-@_registered(ARange)
-def _arange(op: Any, _node: Any, _settings: Any) -> Function:
+@translated.register(ARange)
+def _arange(op: Any, **_: Any) -> Any:
     def arange(*limits: Any) -> Any:
         known = (limit if is_known(limit) else operator.index(limit) for limit in limits)
         return jnp.arange(*known, dtype=op.dtype)
@@ -97,18 +84,18 @@ def _arange(op: Any, _node: Any, _settings: Any) -> Function:
     return arange
 
 
-@_registered(Reshape)
-def _reshape(_op: Any, _node: Any, _settings: Any) -> Function:
+@translated.register(Reshape)
+def _reshape(_op: Any, **_: Any) -> Any:
     return lambda x, shape: jnp.reshape(x, tuple(map(operator.index, shape)))
 
 
-@_registered(Shape)
-def _shape(_op: Any, _node: Any, _settings: Any) -> Function:
+@translated.register(Shape)
+def _shape(_op: Any, **_: Any) -> Any:
     return lambda x: np.array(jnp.shape(x), np.int64)
 
 
-@_registered(Split)
-def _split(op: Any, _node: Any, _settings: Any) -> Function:
+@translated.register(Split)
+def _split(op: Any, **_: Any) -> Any:
     def split(x: Any, lengths: Any) -> Any:
         parts = [operator.index(length) for length in lengths]
         if sum(parts) != x.shape[op.axis] or min(parts) < 0:
@@ -118,45 +105,41 @@ def _split(op: Any, _node: Any, _settings: Any) -> Function:
     return split
 
 
-@_registered(SliceLength)
-def _slice_length(_op: Any, node: Any, _settings: Any) -> Function:
+@translated.register(SliceLength)
+def _slice_length(_op: Any, node: Any, **_: Any) -> Any:
     inputs = active.get().graph.inputs
-    needed = node.outputs if depends_on_integers(node.outputs[0], inputs) else ()
 
     def count(*_limits: Any) -> Any:
         raise Unknown(
-            "JAX has to know all lengths while it compiles", needed or deciding(node, inputs)
+            "JAX has to know all lengths while it compiles", deciding(node.outputs, inputs)
         )
 
     return count
 
 
-@_registered(RowsFrom)
-def _rows(_op: Any, _node: Any, _settings: Any) -> Function:
-    def rows(x: Any, start: Any, count: Any) -> Any:
-        x = jnp.asarray(x)
-        # JAX takes as many rows, from an earlier one if they are too few.
-        return jax.lax.dynamic_slice_in_dim(x, start, operator.index(count))
-
-    return rows
+@translated.register(RowsFrom)
+def _rows(_op: Any, **_: Any) -> Any:
+    # JAX takes as many rows, from an earlier one if they are too few.
+    return lambda x, start, count: jax.lax.dynamic_slice_in_dim(
+        jnp.asarray(x), start, operator.index(count)
+    )
 
 
 # ---- random numbers, checks, branches and loops ----------------------------------------------
 
 
-@_registered(RandomVariable)
-def _random(op: Any, node: Any, _settings: Any) -> Function:
+@translated.register(RandomVariable)
+def _random(op: Any, node: Any, **_: Any) -> Any:
     return sampler(op, node)
 
 
-@_registered(CheckAndRaise)
-def _check(op: Any, node: Any, _settings: Any) -> Function:
-    check: Function = active.get().check(op, origin(node))
-    return check
+@translated.register(CheckAndRaise)
+def _check(op: Any, node: Any, inside: bool = False, **_: Any) -> Any:
+    return active.get().check(op, origin(node), inside)
 
 
-@_registered(IfElse)
-def _ifelse(op: Any, node: Any, _settings: Any) -> Function:
+@translated.register(IfElse)
+def _ifelse(op: Any, node: Any, **_: Any) -> Any:
     def choose(condition: Any, *values: Any) -> Any:
         yes, no = values[: op.n_outs], values[op.n_outs :]
         return _chosen(condition, lambda: unpacked(yes), lambda: unpacked(no), node)
@@ -164,19 +147,17 @@ def _ifelse(op: Any, node: Any, _settings: Any) -> Function:
     return choose
 
 
-@_registered(LazyIfElse)
-def _lazy(op: Any, node: Any, settings: Any) -> Function:
+@translated.register(LazyIfElse)
+def _lazy(op: Any, node: Any, **settings: Any) -> Any:
+    settings["inside"] = True
     yes, no = (jax_funcify(branch, **settings) for branch in (op.true_branch, op.false_branch))
-
-    def choose(condition: Any, *values: Any) -> Any:
-        return _chosen(condition, partial(yes, *values), partial(no, *values), node)
-
-    inside: Function = active.get().inside("a branch", choose)
-    return inside
+    return lambda condition, *values: _chosen(
+        condition, partial(yes, *values), partial(no, *values), node
+    )
 
 
-def _chosen(condition: Any, yes: Function, no: Function, node: Any) -> Any:
-    def results(of: Function) -> Tuple[Any, ...]:
+def _chosen(condition: Any, yes: Any, no: Any, node: Any) -> Any:
+    def results(of: Any) -> Tuple[Any, ...]:
         return tuple(map(as_array, as_list(of(), node), node.outputs))
 
     if is_known(condition):
@@ -184,37 +165,31 @@ def _chosen(condition: Any, yes: Function, no: Function, node: Any) -> Any:
     return unpacked(jax.lax.cond(condition, partial(results, yes), partial(results, no)))
 
 
-@_registered(Scan)
-def _scan(op: Any, node: Any, settings: Any) -> Function:
+@translated.register(Scan)
+def _scan(op: Any, node: Any, **settings: Any) -> Any:
     """What is known outside of the loop and does not change in it is known inside, too."""
     fixed: List[Any] = []
-    compute = jax_funcify(op, node=node, loop=fixed, **settings)
+    compute = jax_funcify(op, node=node, **{**settings, "loop": fixed, "inside": True})
 
     def scan(*inputs: Any) -> Any:
-        outer = fixed[:]
         fixed[:] = [v if is_known(v) else None for v in op.outer_non_seqs(inputs)]
-        try:
-            return compute(*inputs)
-        finally:
-            fixed[:] = outer
+        return compute(*inputs)
 
-    inside: Function = active.get().inside("a loop", scan)
-    return inside
+    return scan
 
 
 _plain = jax_funcify.dispatch(AbstractFunctionGraph)
 
 
-def _graph(graph: Any, loop: Optional[List[Any]] = None, **settings: Any) -> Function:
+def _graph(graph: Any, loop: Optional[List[Any]] = None, **settings: Any) -> Any:
     """Translate the graph inside an operation; as PyTensor does, if that translates.
 
     Args:
         loop: the values of a loop's last inputs; None for those that are unknown.
     """
     if active.get() is None:
-        plain: Function = _plain(graph, **settings)
-        return plain
-    function: Function = active.get().function_of(graph, **settings)
+        return _plain(graph, **settings)
+    function = active.get().function_of(graph, **settings)
     if loop is None:
         return function
 

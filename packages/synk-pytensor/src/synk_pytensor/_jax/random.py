@@ -21,7 +21,7 @@ from synk_core.exceptions import SpecError
 
 
 def key_of(state: Any) -> Tuple[np.ndarray, Any]:
-    """Return a key of JAX's, uint32 of shape (2,), and the state from which it has been drawn."""
+    """Return a key of JAX's, uint32 of shape (2,), and the state that comes after."""
     bits = state.bit_generator
     copied = type(bits)(0)  # quicker than copy.deepcopy
     copied.state = bits.state
@@ -30,7 +30,6 @@ def key_of(state: Any) -> Tuple[np.ndarray, Any]:
 
 
 def is_state(variable: Any) -> bool:
-    """Return whether a variable of a graph is a random state."""
     return isinstance(variable.type, RandomType)
 
 
@@ -41,20 +40,16 @@ def drawn_from(graph: Any) -> Dict[int, int]:
         SpecError: it comes from none, or different ones come from the same input, so that their
             draws would be the same.
     """
-    found: Dict[int, int] = {}
-    by_source: Dict[int, Any] = {}
-    for position, output in enumerate(graph.outputs):
-        if not is_state(output):
-            continue
-        sources = _sources(output, graph.inputs)
-        other = by_source.setdefault(min(sources, default=-1), output)
-        if len(sources) != 1 or other is not output:
+    states = {i: output for i, output in enumerate(graph.outputs) if is_state(output)}
+    sources = {i: _sources(output, graph.inputs) for i, output in states.items()}
+    outputs = {source[0]: states[i] for i, source in sources.items() if len(source) == 1}
+    for i, source in sources.items():
+        if len(source) != 1 or outputs[source[0]] is not states[i]:
             raise SpecError(
                 f"in mode JAX each new random state has to come from one state, and only one from "
-                f'each; got {output} from {len(sources)}; use mode="NUMBA"'
+                f'each; got {states[i]} from {len(source)}; use mode="NUMBA"'
             )
-        found[position] = min(sources)
-    return found
+    return {i: source[0] for i, source in sources.items()}
 
 
 def _sources(state: Any, inputs: Sequence[Any]) -> List[int]:
@@ -72,7 +67,6 @@ def _sources(state: Any, inputs: Sequence[Any]) -> List[int]:
 
 
 def sampler(op: Any, node: Any) -> Callable[..., Any]:
-    """Return an operation that draws, as a function of a key, a size and parameters."""
     draw = jax_sample_fn(op, node=node)
     dtype = node.outputs[1].type.dtype
     lengths = node.outputs[1].type.shape[: op.batch_ndim(node)]

@@ -53,12 +53,6 @@ exact = partial(enable_x64, True)
 _CURE = 'use mode="NUMBA" for this function'
 
 
-def traceable(function: Any) -> Translation:
-    """Return the translation of a function that this package has linked with JAX."""
-    found: Translation = function.vm.translation
-    return found
-
-
 class Translation:
     """A compiled graph as a function of its inputs' values, for JAX to trace; see `exact`.
 
@@ -81,7 +75,6 @@ class Translation:
         self._checks: List[Tuple[Any, str]] = []
         self._known: Dict[Variable, Any] = {}
         self._passed: Dict[int, Any] = {}
-        self._inside = ""
         self._jitted = jax.jit(self, static_argnums=0)
         token = active.set(self)
         try:
@@ -98,14 +91,10 @@ class Translation:
             lengths: of `lengths` for these values.
             values: arrays, or JAX's tracers, of all inputs; keys of random states.
         """
-        before = self._known, self._passed
         self._known = dict(zip(self._lengths, map(typed, lengths, self._lengths)))
         self._passed = {}
-        try:
-            results = self._function(*map(self._known.get, self.graph.inputs, values))
-            return tuple(map(as_array, results or (), self.graph.outputs)), self._passed
-        finally:
-            self._known, self._passed = before
+        results = self._function(*map(self._known.get, self.graph.inputs, values))
+        return tuple(map(as_array, results or (), self.graph.outputs)), self._passed
 
     def lengths(self, values: Sequence[Any]) -> Tuple[Any, ...]:
         """Return numbers, and tuples of them, on which lengths in the graph depend."""
@@ -121,20 +110,21 @@ class Translation:
         Raises:
             SpecError: JAX cannot compile the graph: with the operation, and the line that made it.
         """
-        while True:
-            lengths = self.lengths(values)
-            try:
-                with exact():
-                    return lengths, jax.eval_shape(partial(self, lengths), *values)
-            except Unknown as error:
-                self._need(error)
+        with exact():
+            return self._with_lengths(
+                values, lambda n: (n, jax.eval_shape(partial(self, n), *values))
+            )
 
-    def _need(self, error: Unknown) -> None:
-        """Compile for more lengths from now on; raise SpecError if that is of no use."""
-        more = [v for v in dict.fromkeys(error.needed) if v not in self._lengths]
-        if not more:
-            raise SpecError(f"{error}{error.origin}; {_CURE}") from error.__cause__
-        self._lengths += more
+    def _with_lengths(self, values: Sequence[Any], call: Callable[[Any], Any]) -> Any:
+        """Call with `lengths`, and again with more while that finds more."""
+        while True:
+            try:
+                return call(self.lengths(values))
+            except Unknown as error:
+                more = [v for v in dict.fromkeys(error.needed) if v not in self._lengths]
+                if not more:
+                    raise SpecError(f"{error}{error.origin}; {_CURE}") from error.__cause__
+                self._lengths += more
 
     def drawn(self, values: Sequence[Any]) -> Tuple[List[Any], Dict[int, Any]]:
         """Return values with keys in place of random states, and new states by output."""
@@ -153,34 +143,18 @@ class Translation:
     def run(self, *arguments: Any) -> List[Any]:
         """Return all outputs in host memory, computed on the processor."""
         values, states = self.drawn(arguments)
-        device = _processor()
-        if device is None:  # a context takes microseconds
-            with exact():
-                outputs, passed = self._computed(values)
-        else:
-            with exact(), jax.default_device(device):
-                outputs, passed = self._computed(values)
+        with exact(), jax.default_device(_processor()):
+            outputs, passed = self._with_lengths(values, lambda n: self._jitted(n, *values))
         self.require(passed)
         # Copies, because those are read-only, and variables' values are written.
         return [states[i] if i in states else np.array(out) for i, out in enumerate(outputs)]
 
-    def _computed(self, values: Sequence[Any]) -> Any:
-        while True:
-            try:
-                return self._jitted(self.lengths(values), *values)
-            except Unknown as error:
-                self._need(error)
-
     # ---- translation -----------------------------------------------------------------------
 
-    def function_of(self, graph: Any, **settings: Any) -> Callable[..., Any]:
+    def function_of(self, graph: Any, **settings: Any) -> Any:
         """Return a graph as a function; also one that is inside an operation."""
         settings["storage_map"] = {}  # it would keep the first values of all variables
-        settings.setdefault("fgraph_name", "translated")
-        made: Callable[..., Any] = fgraph_to_python(
-            graph, self._node, type_conversion_fn=constant, **settings
-        )
-        return made
+        return fgraph_to_python(graph, self._node, type_conversion_fn=constant, **settings)
 
     def _node(self, op: Any, node: Any, **settings: Any) -> Callable[..., Any]:
         try:
@@ -203,18 +177,17 @@ class Translation:
 
     def _explained(self, error: Exception, node: Any) -> Exception:
         """Return an error of a node, with its name if it is the first."""
+        if is_of_unknown(error):
+            error = Unknown(f"JAX has to know all lengths while it compiles {node.op}")
         if isinstance(error, Unknown):
-            error.needed = error.needed or deciding(node, self.graph.inputs)
+            error.needed = error.needed or deciding(node.inputs, self.graph.inputs)
             error.origin = error.origin or origin(node)
-        elif is_of_unknown(error):
-            text = f"JAX has to know all lengths while it compiles {node.op}"
-            return Unknown(text, deciding(node, self.graph.inputs), origin(node))
         elif not hasattr(error, "__notes__"):
             error.add_note(f"JAX was to compile {node.op}{origin(node)}.")
         return error
 
-    def check(self, op: Any, where: str) -> Callable[..., Any]:
-        """Return a check as a function that returns its first argument."""
+    def check(self, op: Any, where: str, inside: bool) -> Callable[..., Any]:
+        """Return a check as a function of its first argument; it needs known ones inside loops."""
         number = len(self._checks)
         self._checks.append((op, where))
 
@@ -222,25 +195,13 @@ class Translation:
             if not all(np.all(c) for c in conditions if is_known(c)):
                 raise op.exc_type(f"{op.msg}{where}")
             unknown = [jnp.all(c) for c in conditions if not is_known(c)]
-            if unknown and self._inside:
-                raise Unknown(f"JAX cannot make a check in {self._inside}: {op}", [], where)
+            if unknown and inside:
+                raise Unknown(f"JAX cannot make a check in a loop or branch: {op}")
             if unknown:
                 self._passed[number] = jnp.stack(unknown).all()
             return x
 
         return checked
-
-    def inside(self, name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function of an operation inside which nothing can be checked."""
-
-        def call(*inputs: Any) -> Any:
-            outer, self._inside = self._inside, name
-            try:
-                return compute(*inputs)
-            finally:
-                self._inside = outer
-
-        return call
 
 
 @cache

@@ -50,7 +50,7 @@ def is_known(value: Any) -> bool:
 
 
 def is_at_once(node: Any) -> bool:
-    """Return whether `performed` computes a node if all its inputs are known."""
+    """Return whether `performed` computes a node of known inputs."""
     return isinstance(node.op, _AT_ONCE) and all(map(has_dtype, node.outputs))
 
 
@@ -60,7 +60,6 @@ def typed(value: Any, variable: Any) -> Any:
 
 
 def performed(node: Any, inputs: Sequence[Any]) -> List[Any]:
-    """Return the outputs of a node of known inputs."""
     values = [
         np.asarray(v, i.type.dtype) if isinstance(i.type, TensorType) else typed(v, i)
         for v, i in zip(inputs, node.inputs)
@@ -72,10 +71,8 @@ def performed(node: Any, inputs: Sequence[Any]) -> List[Any]:
 
 def arguments(node: Any, inputs: Sequence[Any]) -> Sequence[Any]:
     """Return inputs as JAX needs them to compute what NumPy does."""
-    values = list(inputs)
-    for position, value in enumerate(values):
-        if isinstance(value, np.ndarray) and not is_known(value):
-            values[position] = jnp.asarray(value)
+    large = [isinstance(value, np.ndarray) and not is_known(value) for value in inputs]
+    values = [jnp.asarray(v) if is_large else v for v, is_large in zip(inputs, large)]
     if isinstance(node.op, (AdvancedSubtensor, Subtensor, *_SETTING)):
         many = 2 if isinstance(node.op, _SETTING) else 1
         values[:many] = map(jnp.asarray, values[:many])
@@ -94,10 +91,7 @@ def pinned(value: Any, variable: Any) -> Any:
         return typed(value, variable)
     if isinstance(value, tuple):  # of lengths
         return value
-    dtype = np.dtype(variable.type.dtype)
-    if value.dtype != dtype or getattr(value, "weak_type", False):
-        return jax.lax.convert_element_type(value, dtype)
-    return value
+    return jax.lax.convert_element_type(value, np.dtype(variable.type.dtype))
 
 
 def as_array(value: Any, variable: Any) -> Any:
@@ -106,12 +100,10 @@ def as_array(value: Any, variable: Any) -> Any:
 
 
 def as_list(results: Any, node: Any) -> Sequence[Any]:
-    """Return the results of a node."""
     return [results] if len(node.outputs) == 1 else results
 
 
 def unpacked(results: Sequence[Any]) -> Any:
-    """Return results as those of a node."""
     return results[0] if len(results) == 1 else tuple(results)
 
 
@@ -125,23 +117,22 @@ def constant(data: Any, **_: Any) -> Any:
 # ---- lengths ---------------------------------------------------------------------------------
 
 
-def deciding(node: Any, inputs: Sequence[Any]) -> List[Variable]:
-    """Return the variables on which lengths of a node may depend, and which follow from integers
-    among the inputs of the graph and from their shapes."""
+def deciding(variables: Sequence[Any], inputs: Sequence[Any]) -> List[Variable]:
+    """Return those of short variables, or of what they are made of, on which lengths may depend:
+    they follow from integers among the inputs of the graph, and from their shapes."""
     found: List[Variable] = []
-    for variable in node.inputs:
+    for variable in variables:
         if has_dtype(variable) and variable.type.ndim < 2:
-            depends = depends_on_integers(variable, inputs)
+            depends = _depends_on_integers(variable, inputs)
             if depends:
                 found.append(variable)
             elif depends is None and variable.owner is not None:
-                found += deciding(variable.owner, inputs)
+                found += deciding(variable.owner.inputs, inputs)
     return found
 
 
-def depends_on_integers(variable: Any, inputs: Sequence[Any]) -> Optional[bool]:
-    """Return whether a variable depends on integers among the inputs, beside shapes; None if on
-    anything else."""
+def _depends_on_integers(variable: Any, inputs: Sequence[Any]) -> Optional[bool]:
+    """Return whether a variable depends on integers beside shapes; None if on anything else."""
     node = variable.owner
     if isinstance(variable, Constant):
         return False
@@ -152,12 +143,12 @@ def depends_on_integers(variable: Any, inputs: Sequence[Any]) -> Optional[bool]:
         return False if node.inputs[0] in inputs else None
     if not is_at_once(node) or variable.type.ndim > 1:
         return None
-    found = [depends_on_integers(each, inputs) for each in node.inputs]
+    found = [_depends_on_integers(each, inputs) for each in node.inputs]
     return None if None in found else any(found)
 
 
 def computed(variable: Any, known: Dict[Variable, Any]) -> Any:
-    """Return the value of a variable that depends on integers, given those of the inputs."""
+    """Return the value of one of `deciding`, given those of the inputs."""
     node = variable.owner
     if isinstance(variable, Constant):
         return variable.data
