@@ -12,7 +12,6 @@ __all__ = [
     "ClosedError",
     "CommError",
     "CommTimeout",
-    "EndOfGroup",
     "JoinError",
     "MismatchError",
     "MisuseError",
