@@ -6,6 +6,7 @@ import functools
 import os
 import signal
 import threading
+import time
 from functools import partial
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -276,6 +277,7 @@ def test_places_are_kept_until_they_are_needed_again(processes, prefetches):
     held = []
     for i, (x, y) in enumerate(drawn_from(source, place, prefetches=prefetches)):
         held = [*held, (x, y)][-1 - prefetches :]  # what is computed, and what lies ahead
+        time.sleep(0.02)  # the thread would overwrite them now
         for j, (first, second) in zip(range(i - len(held) + 1, i + 1), held):
             np.testing.assert_array_equal(first.data, source[j][0])
             np.testing.assert_array_equal(second.data, source[j][1])
