@@ -101,11 +101,8 @@ class Signature:
     def ordered(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
         """Return the inputs, also those in one dict by variables or names, in the order of the
         variables."""
-        by_dict = len(args) == 1 and isinstance(args[0], dict)
-        if not kwargs and len(args) == len(self.variables) and not by_dict:
-            return args
         named = list(kwargs.items())
-        if by_dict:
+        if len(args) == 1 and isinstance(args[0], dict):
             named += args[0].items()
             args = ()
         given: Dict[int, Any] = dict(enumerate(args))

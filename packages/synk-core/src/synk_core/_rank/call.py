@@ -194,8 +194,7 @@ class PreparedCall:
         if nodes and here.size > 1:
             self._reductions = GraphReductions(nodes, loaded.recipe.replicated, here)
         self._inputs = CallInputs(here, call, loaded, self._function)
-        self._bounds = ((0, 0),) * comm.size if call.rows is None else call.rows.bounds
-        self._counts = (1,) * comm.size if call.rows is None else call.rows.counts
+        self._bounds, self._counts = call.shares(comm.size)
         rows = self._counts[comm.rank]
         recipe = loaded.recipe
         wanted = range(len(recipe.output_ops)) if call.outputs is None else call.outputs
@@ -204,7 +203,7 @@ class PreparedCall:
         self._slices: Optional[Slices] = None
         is_whole = call.num_slices == 1 and not call.form.accumulate and call.form.select is None
         if not is_whole or recipe.row_shares or recipe.sliceable or not rows:
-            self._slices = Slices(here, call, loaded, self._inputs, self._run)
+            self._slices = Slices(here, call, loaded, self._inputs, self._ops, self._run)
         # Whether all ranks just run the function: else some need results of earlier acts at once.
         self._joins = self._slices is None and all(self._counts) and self._reductions is None
         # A slice computes only a part of a number.

@@ -44,19 +44,16 @@ class Slices:
         call: Call,
         loaded: LoadedFunction,
         inputs: Any,
+        ops: Sequence[Optional[str]],
         run: Callable[..., List[Any]],
     ) -> None:
-        size, recipe = here.comm.size, loaded.recipe
         self._here, self._call, self._loaded = here, call, loaded
-        self._inputs, self._run = inputs, run
+        self._inputs, self._ops, self._run = inputs, ops, run
         self._selectors = [(here.arrays.get(s.array), s.is_slice) for s in call.selectors]
-        self._bounds = ((0, 0),) * size if call.rows is None else call.rows.bounds
-        self._rows = (1,) * size if call.rows is None else call.rows.counts
+        self._bounds, self._rows = call.shares(here.comm.size)
         self.counts = self._rows
         self.selection = Selection(0)
-        wanted = range(len(recipe.output_ops)) if call.outputs is None else call.outputs
-        self._ops = [recipe.output_ops[position] for position in wanted]
-        self._doing = f"function {recipe.name!r}"
+        self._doing = f"function {loaded.recipe.name!r}"
 
     def close(self) -> None:
         """Drop references to shared memory."""

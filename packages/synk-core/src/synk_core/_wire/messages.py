@@ -167,6 +167,13 @@ class Call:
     selectors: Tuple[StagedSelector, ...]
     variant: Optional[Any] = None
 
+    def shares(self, size: int) -> Tuple[Tuple[Bounds, ...], Tuple[int, ...]]:
+        """Return the range of the selection that each rank takes, and how many rows it stands for:
+        one, if there is nothing to select."""
+        if self.rows is None:
+            return ((0, 0),) * size, (1,) * size
+        return self.rows.bounds, self.rows.counts
+
     def arrays(self) -> List[ArrayRef]:
         """Return all arrays that the call refers to."""
         refs = [item.array for item in self.scattered]
